@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cpulaunch.check.findings import ProgramFile, Unreadable
 from cpulaunch.records.record import record
-from cpulaunch.system.files.paths import is_trusted
+from cpulaunch.system.files.paths import have_one_owner, is_trusted
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace_unchanged
 
@@ -93,7 +93,7 @@ def _is_excluded(path: Path, folder: Path, exclude: tuple[str, ...]) -> bool:
 def read_program(path: str) -> ProgramText | Unreadable:
     """A file's text in the encoding that its first lines name; a link is read at its target."""
     try:
-        data, status = _read(os.path.realpath(path))
+        data, status, _ = _read(os.path.realpath(path))
         if len(data) > MAX_BYTES:
             return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
         encoding = "utf-8-sig" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
@@ -107,12 +107,14 @@ def read_program(path: str) -> ProgramText | Unreadable:
     return ProgramText(text=text, encoding=encoding, status=status)
 
 
-def _read(path: str) -> tuple[bytes, os.stat_result]:
-    """At most one byte more of a file than is allowed, and the file's status before. Raises: OSError."""
+def _read(path: str) -> tuple[bytes, os.stat_result, bool]:
+    """At most one byte more of a file than is allowed, the file's status before, and whether it is this user's or
+    root's. Raises: OSError.
+    """
     fd = open_regular(path)
     try:
         status = os.fstat(fd)
-        return read_from(fd, MAX_BYTES + 1), status
+        return read_from(fd, MAX_BYTES + 1), status, is_trusted(status, fd)
     finally:
         os.close(fd)
 
@@ -136,15 +138,15 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
     """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read.
 
     One that belongs to neither this user, root nor the owner of the folder is passed over, with a warning: anyone can
-    put one into /tmp. Where root has no number, its files and those of all other users show the same owner.
+    put one into /tmp. Users without a number in this user namespace all show the same one.
     """
     place = folder = os.path.realpath(start)
-    owner, root = os.stat(folder).st_uid, os.stat("/").st_uid
+    start_status = os.stat(folder)
     while True:
         path = os.path.join(place, "pyproject.toml")
         try:
-            data, status = _read(path)
-            if is_trusted(status) or (status.st_uid == owner and owner != root):
+            data, status, trusted = _read(path)
+            if trusted or have_one_owner(status, start_status):
                 if len(data) > MAX_BYTES:
                     notify(f"warning: {path} is larger than {MAX_BYTES >> 20} MiB: a table at its end is not read")
                 return path, data

@@ -17,7 +17,7 @@ from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
 from tests.nesting import nested_folders
-from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
+from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -205,6 +205,28 @@ def test_a_configuration_of_an_owner_without_a_number_is_passed_over(strangers: 
             raise OSError("it was read")
 
     in_user_namespace(passes_over)
+
+
+@needs_root
+def test_a_configuration_of_a_user_without_a_number_is_not_the_folders_owners(strangers: Path) -> None:
+    """As user 65534 of a container sees the number of all strangers in its own folder, too."""
+    project = strangers / "project"
+    project.mkdir()
+    os.chown(project, OVERFLOW, OVERFLOW)
+    os.chown(strangers, 0, 0)
+    write(strangers, "pyproject.toml", "[tool.cpulaunch.check]\n")
+    os.chown(strangers / "pyproject.toml", UID, UID)
+    write(project, "own.toml", "[tool.cpulaunch.check]\n")
+    os.chown(project / "own.toml", OVERFLOW, OVERFLOW)
+
+    def reads_only_own() -> None:
+        said: list[str] = []
+        assert read_configuration(str(project), said.append) is None
+        assert "another user" in said[0]
+        os.rename(project / "own.toml", project / "pyproject.toml")
+        assert read_configuration(str(project), said.append) is not None
+
+    in_container(reads_only_own)
 
 
 @needs_root

@@ -215,15 +215,20 @@ def missing_torch(
 def _is_near(name: str, environ: Mapping[str, str]) -> bool:
     """Whether a folder of the current one is an environment with torch.
 
-    One of another user than root and the owner of the current folder is none to name: anyone can put one into /tmp.
+    One of another user than root and the owner of the current folder is none to name: anyone can put one into /tmp, or
+    a link to one that they replace later.
     """
+    from cpulaunch.system.files.paths import FOLDER, have_one_owner, is_trusted_in  # Most Pythons have torch.
+
     try:
+        folder = os.open(".", FOLDER)
+        try:
+            status = os.lstat(name)
+            if not (is_trusted_in(status, folder) or have_one_owner(status, os.fstat(folder))):
+                return False
+        finally:
+            os.close(folder)
         python = environment_python(Root(), os.path.abspath(name))
-        owner, folder = os.stat(name), os.stat(".")
     except OSError:
         return False  # There is none, or the current folder was removed.
-    from cpulaunch.system.files.paths import is_trusted  # Most Pythons have torch.
-
-    if python is None or not (owner.st_uid == folder.st_uid or is_trusted(owner)):
-        return False
-    return has_torch(Root(), python, environment_prefix(Root(), python), environ)
+    return python is not None and has_torch(Root(), python, environment_prefix(Root(), python), environ)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 
-from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
 from cpulaunch.system.files.writing import create, remove
 
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,9 +62,9 @@ def _is_own(folder: int) -> bool:
 
     That is another one where a share of NFS or CIFS maps users.
     """
-    owner = os.fstat(folder).st_uid
-    if owner == os.geteuid():
-        return True
+    status = os.fstat(folder)
+    if (owner := status.st_uid) == os.geteuid():
+        return is_unmapped(owner) or is_own(status, folder)
     name = unpredictable(".owner-")
     try:
         fd = create(name, folder=folder)

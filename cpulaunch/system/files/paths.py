@@ -62,6 +62,12 @@ def is_trusted_in(status: os.stat_result, folder: int) -> bool:
     return _is_of_owner(status, parent) and is_own(parent, folder)
 
 
+def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
+    """Whether one user owns both, as far as numbers tell: users who have none here show the same one."""
+    uid = status.st_uid
+    return uid == other.st_uid and not (is_unmapped(uid) or is_ambiguous(uid))
+
+
 def is_ambiguous(uid: int) -> bool:
     """Whether users who have no number in this user namespace show this one too, which another user here may have.
 

@@ -15,7 +15,6 @@ from cpulaunch.system.files.paths import (
     WRITABLE_BY_OTHERS,
     count_link,
     is_ambiguous,
-    is_own,
     is_trusted,
     is_unmapped,
     open_folder,
@@ -71,12 +70,12 @@ def insecure_part(path: str) -> str | None:
     below does not count.
     """
     for part in _parts(path):
-        where, status, *_ = part
+        where, status, trusted, _ = part
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
         if (reason := _writer(part, first_level=True)) is not None:
             return f"{where} {reason}"
-        if is_own(status) and not status.st_mode & OPEN_TO_OTHERS:
+        if trusted and not status.st_mode & OPEN_TO_OTHERS:
             return None
     return None
 

@@ -14,11 +14,11 @@ from cpulaunch.system.files.paths import (
     FOLDER,
     PATH_ONLY,
     Place,
-    is_ambiguous,
+    have_one_owner,
+    is_own,
     is_shared,
     is_trusted,
     is_trusted_in,
-    is_unmapped,
     locate,
 )
 
@@ -242,7 +242,7 @@ def _check_replaceable(status: os.stat_result, place: Place) -> None:
     The kernel permits O_NOATIME on the same terms as the removal of such a file. Source: open(2), unlink(2).
     """
     folder = os.fstat(place.folder)
-    if not folder.st_mode & stat.S_ISVTX or os.geteuid() in (status.st_uid, folder.st_uid):
+    if not folder.st_mode & stat.S_ISVTX or is_own(status) or is_own(folder, place.folder):
         return
     try:
         os.close(os.open(place.name, os.O_RDONLY | getattr(os, "O_NOATIME", 0) | SAFELY, dir_fd=place.folder))
@@ -299,9 +299,7 @@ def _check_log(fd: int, place: Place, name: str) -> None:
     _check_owner(status, place)
     if not (stat.S_ISREG(status.st_mode) and is_shared(folder, place.folder)):
         return
-    uid = status.st_uid
-    of_folders_owner = uid == folder.st_uid and not (is_unmapped(uid) or is_ambiguous(uid))
-    if not (is_trusted(status, fd) or of_folders_owner):
+    if not (is_trusted(status, fd) or have_one_owner(status, folder)):
         reason = f"{name} is a file of another user (uid {status.st_uid}) in a folder that other users can write"
         raise PermissionError(errno.EPERM, reason, name)
     if not _has_one_name(status, place):

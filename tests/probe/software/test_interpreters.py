@@ -1,6 +1,8 @@
 """Which Python runs the workers: tables of active environments, with and without torch."""
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from cpulaunch.records.host import Torch
 from cpulaunch.records.request import Program, WorkerPython
 from cpulaunch.system.root import Root
 from tests.plan.machines import SCRIPT, machine, replace
-from tests.strangers import UID, needs_root
+from tests.strangers import OVERFLOW, UID, in_container, needs_root
 
 
 def make_environment(prefix: Path, *, torch: bool, version: str = "3.12", virtual: bool = True) -> Path:
@@ -252,6 +254,44 @@ def test_an_environment_of_a_stranger_is_not_named(
     python = WorkerPython(path="/a/bin/python", origin="default", reason="cpulaunch's own environment")
     (warning,) = missing_torch(machine(), SCRIPT, python, {})
     assert warning.endswith("--python .venv") == named
+
+
+@needs_root
+def test_an_environment_behind_a_link_of_a_stranger_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It leads elsewhere once it was named."""
+    monkeypatch.chdir(tmp_path)
+    make_environment(tmp_path / "own", torch=True)
+    (tmp_path / ".venv").symlink_to("own")
+    assert interpreters._is_near(".venv", {})
+    os.chown(tmp_path / ".venv", UID, UID, follow_symlinks=False)
+    assert not interpreters._is_near(".venv", {})
+
+
+@needs_root
+def test_users_without_a_number_are_not_the_owner_of_the_current_folder() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+
+    def look() -> None:
+        os.chdir(folder)
+        assert interpreters._is_near("venv", {})
+        assert os.stat(".venv").st_uid == os.stat(".").st_uid, "which says nothing here"
+        assert not interpreters._is_near(".venv", {})
+        os.chdir(folder / "closed")
+        assert interpreters._is_near(".venv", {}), "in a folder that others cannot write"
+
+    try:
+        for name in ("venv", ".venv", "closed/.venv"):
+            make_environment(folder / name, torch=True)
+        for each, uid, mode in ((folder, OVERFLOW, 0o1777), (folder / "closed", OVERFLOW, 0o755)):
+            os.chown(each, uid, uid)
+            each.chmod(mode)
+        os.chown(folder / ".venv", UID, UID)
+        os.chown(folder / "closed/.venv", OVERFLOW, OVERFLOW)
+        in_container(look)
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_an_environment_in_the_current_folder_takes_little_to_read(

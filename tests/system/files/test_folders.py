@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from cpulaunch.system.files.folders import make_folder, open_own, remove_folder, remove_path
-from tests.strangers import as_stranger, folder_of_stranger, needs_root
+from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -194,3 +194,25 @@ def test_a_folder_on_a_share_that_maps_users_is_own(tmp_path, monkeypatch):
 
 def test_no_folder_is_no_error(tmp_path):
     remove_path(str(tmp_path / "missing/run"))
+
+
+@needs_root
+def test_a_folder_of_a_user_without_a_number_is_not_an_own_one(strangers):
+    """It shows the number of user 65534 in a container, and so does a file that this user makes in it."""
+    for name, uid in {"own": OVERFLOW, "foreign": UID}.items():
+        (strangers / name).mkdir()
+        (strangers / name / "keep").touch()
+        (strangers / name).chmod(0o777)
+        for each in (strangers / name / "keep", strangers / name):
+            os.chown(each, uid, uid)
+    os.chown(strangers, OVERFLOW, OVERFLOW)
+
+    def use():
+        os.close(open_own(str(strangers / "own")))
+        with pytest.raises(PermissionError):
+            open_own(str(strangers / "foreign"))
+        for name in ("own", "foreign"):
+            remove_path(str(strangers / name))
+
+    in_container(use)
+    assert [each.name for each in strangers.glob("*/*")] == ["keep"]

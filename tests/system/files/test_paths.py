@@ -343,3 +343,33 @@ def test_a_log_of_a_user_without_a_number_is_an_error_in_a_folder_that_others_ca
             open_log(str(strangers / "foreign.log"))
 
     in_container(write)
+
+
+@needs_root
+def test_below_a_private_folder_of_a_user_whose_number_strangers_show_all_is_secure(strangers):
+    (strangers / "open").mkdir()
+    for each in (strangers, strangers / "open"):
+        os.chown(each, OVERFLOW, OVERFLOW)
+    (strangers / "open").chmod(0o777)
+    strangers.chmod(0o700)
+
+    def look():
+        assert is_secure(str(strangers / "open"))
+
+    in_container(look)
+
+
+@needs_root
+def test_a_report_in_place_of_a_file_of_a_user_without_a_number_is_an_error_at_once(strangers):
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o1777)
+    for name, uid in {"own.json": OVERFLOW, "foreign.json": UID}.items():
+        (strangers / name).touch()
+        os.chown(strangers / name, uid, uid)
+
+    def check():
+        check_output(str(strangers / "own.json"))
+        with pytest.raises(PermissionError):
+            check_output(str(strangers / "foreign.json"))
+
+    in_container(check)
