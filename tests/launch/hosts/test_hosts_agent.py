@@ -48,6 +48,13 @@ def test_nothing_outlives_a_kill_of_any_process(host, victim, code):
     assert not list(host.dir.glob("cpulaunch-*"))
 
 
+def test_a_rank_that_was_ended_while_it_wrote_its_error_decides_the_exit_code(host):
+    code = 'printf \'{"message": {"mess\' > "$TORCHELASTIC_ERROR_FILE"; exit 3'
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--no-python", "sh", "-c", code)
+    assert run.wait() == 3, run.err
+    assert "failed (exit code 3)" in run.err
+
+
 def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, WAIT)
     family(run)

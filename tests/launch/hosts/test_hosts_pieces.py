@@ -361,6 +361,44 @@ def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_tracebac
     assert read_report(str(tmp_path)).failures[0].exit_code == 3
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"message": {"mess',
+        b"[]",
+        b"[" * 100_000,
+        b'{"message": "\xff"}',
+        b'{"timestamp": 5}',
+        b'{"message": "no", "timestamp": -5}',
+        b'{"message": "no", "timestamp": "%s"}' % (b"9" * 400),
+        b'{"message": "no", "timestamp": 253402300800}',
+        b'{"message": "no", "timestamp": Infinity}',
+        b'{"message": {"extraInfo": []}}',
+        b'{"message": {"message": "no"}}',
+        b'{"message": {"message": null, "extraInfo": {"timestamp": "1"}}}',
+        b'{"message": {"message": "no", "extraInfo": {"timestamp": "1", "py_callstack": ["no"]}}}',
+    ],
+)
+def test_the_agent_reports_how_a_rank_failed_whatever_is_in_its_error_file(tmp_path, content):
+    """Else the launch would end with 2 or 125 instead of the rank's exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
+
+    error_file = tmp_path / "error.json"
+    error_file.write_bytes(content)
+
+    def run():
+        failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+        raise ChildFailedError("train.py", {0: failure})
+
+    write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
+    (failed,) = read_report(str(tmp_path)).failures
+    assert (failed.exit_code, failed.traceback) == (3, None)
+
+
 def test_the_agent_replaces_a_folder_that_a_rank_has_made_in_place_of_its_report(tmp_path):
     """Else the launch would end with 125 instead of the rank's exit code."""
     deep = tmp_path / "report.json/a/b"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
+from cpulaunch.launch.supervision.error_file import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,39 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SPARE_HOST_ATTRIBUTE = "is_failed"
 """In the AttributeError of torch up to 2.13 on a host that the job did not need, once the job has ended."""
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What torch raises for an error file that its @record has not written, or not to its end."""
+
+
+class RecordedFailure(ProcessFailure):  # type: ignore[misc]
+    """torch's record of a failed rank; without its exception if the error file is malformed, as if there were none.
+
+    A rank may write anything there, or be killed while it writes: then torch's own has its agent fail.
+    """
+
+    def __post_init__(self) -> None:
+        try:
+            super().__post_init__()
+            self._check()
+        except UNREADABLE:
+            self.error_file = ""
+            super().__post_init__()
+
+    def _check(self) -> None:
+        """Raises: ValueError, TypeError, OverflowError or OSError for what torch or the launcher cannot write."""
+        if not 0 <= self.timestamp <= MAX_SECONDS:
+            raise ValueError(self.timestamp)
+        self.timestamp_isoformat()
+        if not isinstance(_recorded_text(self.message), str):
+            raise TypeError(self.message)
+
+
+def read_any_error_file() -> None:
+    """Effect: torch's agent reports how a rank failed whatever is in its error file.
+
+    Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, MultiprocessContext and SubprocessContext.
+    """
+    api.ProcessFailure = RecordedFailure
 
 
 class RecordingLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]
@@ -92,14 +126,14 @@ def _rank_failure(rank: int, failure: ProcessFailure, *, log: str | None) -> Ran
         pid=failure.pid,
         exit_code=failure.exitcode,
         timestamp=failure.timestamp,
-        traceback=_traceback(failure.message)[:MAX_TRACEBACK] if recorded else None,
+        traceback=str(_recorded_text(failure.message))[:MAX_TRACEBACK] if recorded else None,
         log=log,
     )
 
 
-def _traceback(message: Any) -> str:
+def _recorded_text(message: Any) -> Any:
     """The traceback that @record wrote, or the message alone. Source: torch elastic, ErrorHandler.record_exception."""
     if isinstance(message, dict):
         extra = message.get("extraInfo", {})
-        return str(extra.get("py_callstack", message.get("message", "")))
-    return str(message)
+        return extra.get("py_callstack", message.get("message", ""))
+    return message

@@ -61,10 +61,11 @@ def run_agent(config: AgentConfig) -> AgentReport:
     _import_torch(quiet="LOGLEVEL" not in os.environ)
     from cpulaunch.launch.hosts.agent.config import check_event_handler, launch_config, make_logs_specs
     from cpulaunch.launch.hosts.agent.errors import translated_errors
-    from cpulaunch.launch.hosts.agent.failures import job_report
+    from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
 
     if config.job.hosts[1] == 1:
         _keep_stores_on_loopback()
+    read_any_error_file()
 
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)
