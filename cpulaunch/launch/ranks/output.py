@@ -31,7 +31,12 @@ class FilteredRoute(OutputRoute):
     def __init__(self, sink: Sink, *, prefix: bytes, words: Sequence[bytes]) -> None:
         super().__init__(sink, prefix=prefix, exclusive=False)
         self._words = tuple(words)
-        self._took_last = False
+        self._took_last = self._was_broken = False
+
+    def break_line(self) -> None:
+        """Effect: ends the long line as any route does; the rest of one that was taken is taken too."""
+        self._was_broken = self._is_inside_line
+        super().break_line()
 
     @property
     def _is_inside_line(self) -> bool:
@@ -40,8 +45,9 @@ class FilteredRoute(OutputRoute):
     def _send(self, data: bytes) -> None:
         lines = data.splitlines(keepends=True)
         taken = [any(word in line for word in self._words) for line in lines]
-        if taken and self._is_inside_line:
+        if taken and (self._is_inside_line or self._was_broken):
             taken[0] = True
+        self._was_broken = False
         matching = b"".join(line for line, is_taken in zip(lines, taken, strict=True) if is_taken)
         if matching:
             super()._send(matching)

@@ -8,7 +8,7 @@ import pytest
 from jobs import alive, text_of
 
 from cpulaunch.launch.output.sink import Sink
-from cpulaunch.launch.output.streams import LINE_BYTES
+from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
 from cpulaunch.launch.ranks.output import FilteredRoute
 from tests import json_output
 
@@ -169,3 +169,16 @@ def test_a_long_line_of_a_silent_rank_is_ended_only_where_it_is_written(tmp_path
     assert sink.line_owner is None
     sink.close()
     assert (tmp_path / "filtered").read_bytes() == written
+
+
+@pytest.mark.parametrize(("word", "rest"), [(b"fig", b"0: y\n"), (b"plum", b"")])
+def test_the_rest_of_a_long_line_that_another_rank_has_interrupted_is_written_too(tmp_path, word, rest):
+    sink = Sink(os.open(tmp_path / "filtered", os.O_WRONLY | os.O_CREAT), name="filtered")
+    route = FilteredRoute(sink, prefix=b"0: ", words=[word])
+    route.feed(b"fig" + b"x" * LINE_BYTES)
+    route.break_line()
+    OutputRoute(sink, prefix=b"1: ", exclusive=False).feed(b"pear\n")
+    route.feed(b"y\npear\n")
+    route.finish()
+    sink.close()
+    assert (tmp_path / "filtered").read_bytes().endswith(b"1: pear\n" + rest)
