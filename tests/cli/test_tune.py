@@ -182,6 +182,20 @@ def test_a_profile_at_a_path(tune, tmp_path):
     assert data["winner"]["command"] == ["cpulaunch", "--profile", "here.toml", "program.py"]
 
 
+def test_a_pipe_that_the_program_puts_in_place_of_the_profile_is_replaced(tune, tmp_path):
+    """Else the search would wait for a reader, for ever."""
+    code = "import os\nos.path.exists('here.toml') or os.mkfifo('here.toml')\n" + textwrap.dedent(THREADS)
+    read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml", code=code))
+    assert (tmp_path / "here.toml").is_file()
+
+
+def test_a_pipe_that_was_there_before_gets_the_profile(tune, tmp_path):
+    os.mkfifo(tmp_path / "here.toml")
+    reader = subprocess.Popen(["cat", "here.toml"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
+    assert "found by cpulaunch tune for program.py" in reader.communicate(timeout=60)[0]
+
+
 @pytest.mark.parametrize(
     ("words", "file"),
     [

@@ -61,7 +61,7 @@ def tune(arguments: Sequence[str], services: Services) -> int:
     if importlib.util.find_spec(EXTRA) is None:
         raise CpulaunchError("tune needs optuna, which is not installed", hint="pip install 'cpulaunch[tune]'")
     line = replace(line, files=check_outputs(line.files))
-    check_save(line.save, services.environ)
+    line = replace(line, saves_directly=check_save(line.save, services.environ))
     program = tuned_program(line, services, python=sys.executable)
     planner = Planner(program, services)
     identity = study_identity(program, planner)

@@ -39,7 +39,7 @@ NAME = re.compile(r"[\w.-]+")
 class TuneLine:
     """A parsed command line. `options`: those of all launches. `program`: as samples take it, `-m` before a module.
 
-    `save`: the profile's name or path; None: by the script's name.
+    `save`: the profile's name or path; None: by the script's name. `saves_directly`: a pipe or device was there before.
     """
 
     options: tuple[str, ...] = ()
@@ -50,6 +50,7 @@ class TuneLine:
     fixed: frozenset[str] = frozenset()
     output: str | None = None
     save: str | None = None
+    saves_directly: bool = False
     fresh: bool = False
     files: OutputFiles = field(default_factory=OutputFiles)
     json: bool = False

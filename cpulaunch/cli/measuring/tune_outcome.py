@@ -60,7 +60,7 @@ def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, 
     if not in_profile(kept):
         return replace(result, command=_command(program, *options_of(kept)))
     name, path = _place(program, services, confirmed=not result.unconfirmed)
-    failure = _save(path, result, kept)
+    failure = _save(path, result, kept, direct=program.line.saves_directly)
     if failure is not None:
         services.notify(f"warning: {failure}")
         text = str(failure.summary)
@@ -119,10 +119,13 @@ def _saved_path(wanted: str, folder: str | None) -> str:
     return os.path.join(folder, f"{wanted}.toml")
 
 
-def check_save(wanted: str | None, environ: Mapping[str, str]) -> None:
-    """Raises: UsageError if --save names no file that can be made, or one that no search has written."""
+def check_save(wanted: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether a pipe or device is where --save says.
+
+    Raises: UsageError if --save names no file that can be made, or one that no search has written.
+    """
     if wanted is None:
-        return
+        return False
     path = _saved_path(wanted, user_profile_dir(environ))
     if os.path.isdir(path):
         raise UsageError("--save names a directory", value=path, hint="--save NAME, or --save FILE.toml")
@@ -133,6 +136,7 @@ def check_save(wanted: str | None, environ: Mapping[str, str]) -> None:
         raise UsageError("--save names a file that cannot be written", value=path, hint="name another one")
     if os.path.isfile(path) and (_provenance_in(path) or {}).get("tool") != TOOL:
         raise UsageError("--save names a file that no search has written", value=path, hint="name another one")
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _may_write(name: str, program: TuneProgram, folder: str, *, confirmed: bool) -> bool:
@@ -154,14 +158,17 @@ def _provenance_in(path: str) -> dict[str, str] | None:
         return None
 
 
-def _save(path: str, result: TuneResult, kept: Configuration) -> CpulaunchError | None:
-    """The error if the profile cannot be written. Effect: writes it; what is not confirmed replaces only its like."""
+def _save(path: str, result: TuneResult, kept: Configuration, *, direct: bool) -> CpulaunchError | None:
+    """The error if the profile cannot be written.
+
+    Effect: writes it, in place of a pipe too unless it is `direct`; what is not confirmed replaces only its like.
+    """
     if result.unconfirmed and os.path.lexists(path) and (_provenance_in(path) or {}).get("samples") != UNCONFIRMED:
         return CpulaunchError("the profile was not replaced: what was found is not confirmed", value=path)
     text = _profile(result, kept)
     try:
         os.close(open_folder(os.path.dirname(path), make=0o700))
-        write_output(path, text.encode(errors="backslashreplace"), mode=0o666)
+        write_output(path, text.encode(errors="backslashreplace"), mode=0o666, direct=direct)
     except OSError as error:
         return CpulaunchError("the profile cannot be written", value=f"{path}: {error.strerror}", hint="--save FILE")
     return None
