@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.probe.gpus.nvml import named_gpus, with_nvml
-from cpulaunch.probe.gpus.sysfs import MAX_GPUS, MAX_MIG
+from cpulaunch.probe.gpus.sysfs import MAX_GPUS, MAX_MIG, MIG_CAPABILITIES
 from cpulaunch.records.host import Gpu, MigInstance
 from tests.plan.gpus.machines import AMD, GIVEN, INTEL, SHAPES, driver_files, gpu, mig
 from tests.roots import RootSpec, host_of
@@ -93,6 +93,8 @@ def test_mig_devices_are_counted_without_nvml() -> None:
 def test_of_gpus_and_instances_beyond_those_of_any_machine_nothing_is_read() -> None:
     """Each of a captured machine's may be a link to one folder: their number is squared, and multiplied by GPUs."""
     assert len(host_of(RootSpec(files=WITH_DRIVER | mig(0, MAX_MIG + 9))).gpus[0].mig) == MAX_MIG
+    inner = {f"{MIG_CAPABILITIES}/gpu0/mig/gi7/ci{number}/access": "" for number in range(MAX_MIG + 9)}
+    assert len(host_of(RootSpec(files=WITH_DRIVER | inner)).gpus[0].mig) == MAX_MIG
     many = [f"{domain:04x}:17:00.0" for domain in range(MAX_GPUS + 9)]
     assert (
         len(host_of(RootSpec(files={name: text for pci in many for name, text in gpu(pci, 0, "0").items()})).gpus)
