@@ -11,7 +11,7 @@ from cpulaunch.system.root import Root, natural
 UNIT = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 TYPES: dict[str, CacheType] = {"Unified": "Unified", "Data": "Data", "Instruction": "Instruction"}
 MAX_CACHES = 32
-"""Of one CPU; processors have six at most (s390). In a captured machine, each CPU's folder may be a link to thousands."""
+"""Of one CPU; processors have six at most. In a captured machine, each CPU's folder may be a link to thousands."""
 LAST_INDEX = "index3"
 """Where the L3 is on nearly every machine; others are searched."""
 

@@ -16,6 +16,8 @@ Mode: TypeAlias = 'Literal["single", "instances", "ranks"]'
 
 LARGEST_METRIC = 1e300
 """Larger numbers are no measurements. Sums of all smaller ones are finite, and so are their forms as floats."""
+LATEST_SECONDS = 253_402_300_799
+"""Unix time at the end of the year 9999; some systems cannot write a later time as a date."""
 
 
 @record

@@ -10,11 +10,11 @@ from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.run_directory import events_path
-from cpulaunch.launch.supervision.error_file import MAX_SECONDS, RankError
+from cpulaunch.launch.supervision.error_file import RankError
 from cpulaunch.launch.supervision.failure_text import exit_text
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
-from cpulaunch.records.plan import JobPlan
+from cpulaunch.records.plan import LATEST_SECONDS, JobPlan
 from cpulaunch.records.record import replace
 from cpulaunch.system.files.reading import read_end
 
@@ -43,7 +43,7 @@ def _is_sound(report: AgentReport) -> bool:
     error, failures = report.error, report.failures
     return (
         _is_number(report.exit_code, MAX_CODE)
-        and _is_number(report.restarts, MAX_SECONDS)
+        and _is_number(report.restarts, LATEST_SECONDS)
         and (error is None or (isinstance(error, AgentError) and isinstance(error.what, str)))
         and (error is None or _are_texts(error.value, error.source, error.hint))
         and isinstance(failures, tuple)
@@ -53,11 +53,11 @@ def _is_sound(report: AgentReport) -> bool:
 
 def _is_sound_failure(failure: RankFailure) -> bool:
     return (
-        _is_number(failure.rank, MAX_SECONDS)
-        and _is_number(failure.local_rank, MAX_SECONDS)
-        and _is_number(failure.pid, MAX_SECONDS)
+        _is_number(failure.rank, LATEST_SECONDS)
+        and _is_number(failure.local_rank, LATEST_SECONDS)
+        and _is_number(failure.pid, LATEST_SECONDS)
         and _is_number(abs(failure.exit_code) if isinstance(failure.exit_code, int) else None, MAX_CODE)
-        and _is_number(failure.timestamp, MAX_SECONDS)
+        and _is_number(failure.timestamp, LATEST_SECONDS)
         and _are_texts(failure.traceback, failure.log)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpulaunch.records.plan import LATEST_SECONDS
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import write_at_once
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 MAX_BYTES = 1 << 20
-MAX_SECONDS = 253_402_300_799
-"""The end of the year 9999; some systems cannot write a later time as a date."""
 
 
 @record
@@ -80,8 +79,8 @@ def _read_json(path: str, folder: int | None = None) -> Any:
 
 
 def _seconds(value: object) -> int | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(MAX_SECONDS)):
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= len(str(LATEST_SECONDS)):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         return None
-    return value if 0 < value <= MAX_SECONDS else None
+    return value if 0 < value <= LATEST_SECONDS else None

@@ -8,7 +8,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
-from cpulaunch.launch.supervision.error_file import MAX_SECONDS
+from cpulaunch.records.plan import LATEST_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RecordedFailure(ProcessFailure):  # type: ignore[misc]
 
     def _check(self) -> None:
         """Raises: ValueError, TypeError, OverflowError or OSError for what torch or the launcher cannot write."""
-        if not 0 <= self.timestamp <= MAX_SECONDS:
+        if not 0 <= self.timestamp <= LATEST_SECONDS:
             raise ValueError(self.timestamp)
         self.timestamp_isoformat()
         if not isinstance(_recorded_text(self.message), str):
