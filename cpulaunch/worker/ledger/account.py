@@ -32,6 +32,10 @@ class Account:
         """Whether no signature with these modes has taken its first samples yet."""
         return modes not in self._start_ups
 
+    def has_start_up(self, modes: tuple[str, ...]) -> bool:
+        """Whether one more signature with these modes could take its first samples for free."""
+        return self._start_ups.get(modes, 0) < START_UPS
+
     def start_up(self, modes: tuple[str, ...]) -> bool:
         """Whether one more signature with these modes may take its first samples for free. Effect: counts it."""
         number = self._start_ups[modes] = self._start_ups.get(modes, 0) + 1

@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import torch
@@ -26,24 +27,39 @@ In another mode, only short calls gain from not being measured, and a change mus
 """
 
 FIRST_SLACK, LAST_SLACK = 1.5, 96.0
-"""A run that takes longer than expected by this factor ends, and as many calls after it are measured: some of it may
-have been of another signature. Doubled each time until a choice changes: a program may wait between its calls."""
+"""A run that takes longer than expected by this factor ends, as some of it may have been of another signature, and
+LAST_RUN calls after it are measured. The factor is doubled each time until a choice changes, and from the second time
+on, a share of as many calls as in the run is measured that is halved each time: a program may wait between its calls.
+"""
+
+FULL_RUN_CALLS = 256
+"""After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
+calls, of another signature, may have been among them."""
+
+RETRY_SECONDS = 1.0
+"""Seconds after which the modes of a module are found out again where only plain was possible."""
 
 MAX_REPORTS = 8
 """Choices that are reported for one module."""
 
+Key = tuple[int, bool, bool]
+"""The address of a module, whether it is in training mode, and whether gradients are enabled."""
+
 Flags = tuple[bool, bool, bool]
 """Whether the module is in training mode, gradients are enabled, and the program's own autocast is."""
 
+ALL_FLAGS = ((False, False), (False, True), (True, False), (True, True))
+"""The flags that distinguish the runs of a module."""
+
 
 class UnmeasuredRun:
-    """Calls of a module that run in a mode without being measured, while training and gradients stay as they are.
+    """Calls of a module that run in a mode without being measured: those with its training mode and gradients.
 
     `left` is counted down by the wrapper of calls, which also ends the run at the time `until`; see module_calls.
     `chosen`: the signatures for which the mode is chosen; None if there is no other mode.
     """
 
-    __slots__ = ("chosen", "grad", "left", "mode", "signature", "size", "training", "until")
+    __slots__ = ("chosen", "left", "mode", "signature", "size", "until")
 
     def __init__(
         self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
@@ -51,7 +67,6 @@ class UnmeasuredRun:
         self.mode = mode
         self.size = self.left = size
         self.signature = signature
-        self.training, self.grad, _ = signature[0]
         self.until = until
         self.chosen = chosen
 
@@ -77,6 +92,7 @@ class ModuleEntry:
             "module",
             "name",
             "reports",
+            "retry",
             "run_size",
             "signatures",
             "slack",
@@ -94,6 +110,7 @@ class ModuleEntry:
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
         self.has_failed = False
+        self.retry = 0.0
         self.run_size = FIRST_RUN
         self.slack = FIRST_SLACK
         self.to_measure = 0
@@ -105,7 +122,8 @@ class Chooser:
 
     `candidates`: the modes possible for a module at the moment, the one expected to be best first; it is used always
     unless `measured`. `retire` is called with a module and a mode that has lost, and returns whether the mode is over
-    for the module. `runs`: by the address of a module, its plain calls that need not be measured.
+    for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
+    program that alternates between them, as to act and to learn, is not measured for ever.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
     the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself.
@@ -122,8 +140,9 @@ class Chooser:
         self._candidates = candidates
         self._retire = retire
         self._entries: dict[int, ModuleEntry] = {}
-        self.runs: dict[int, UnmeasuredRun] = {}
-        self._other_runs: dict[int, UnmeasuredRun] = {}
+        self.runs: dict[Key, UnmeasuredRun] = {}
+        self._other_runs: dict[Key, UnmeasuredRun] = {}
+        self._numbers = Random(0)
         self._lock = threading.RLock()
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _renew(reference))
@@ -137,11 +156,10 @@ class Chooser:
 
         A call whose signature has not chosen the mode is measured: another mode may be far faster for it.
         """
-        run = self._other_runs.get(id(module)) or self.runs.get(id(module))
-        if run is None or run.left <= 0 or run.training is not module.training or run.until < now:
-            return None
         flags = _flags(module)
-        if run.grad is not flags[1]:
+        key = (id(module), *flags[:2])
+        run = self._other_runs.get(key) or self.runs.get(key)
+        if run is None or run.left <= 0 or run.until < now:
             return None
         if run.chosen is not None and (flags, self._entry(module).signatures.of(args, kwargs)) not in run.chosen:
             return None
@@ -152,15 +170,20 @@ class Chooser:
         """The mode in which this call runs. `now`: the time, in seconds."""
         with self._lock:
             entry = self._entry(module)
-            self._end_run(entry, now)
-            ended = self._end_step(entry, now)
             flags = _flags(module)
+            self._end_run(entry, flags[:2], now)
+            ended = self._end_step(entry, now)
+            if ended is not None and ended[0][:2] != flags[:2]:
+                self._start_run_if_chosen(entry, ended, now, is_step=True)
+            if entry.retry <= now:
+                entry.modes = {each: modes for each, modes in entry.modes.items() if modes != (PLAIN,)}
+                entry.retry = now + RETRY_SECONDS
             modes = entry.modes.get(flags)
             if modes is None:
                 modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
             if len(modes) == 1:
                 if modes[0] == PLAIN:
-                    self._start_run(entry, UnmeasuredRun(PLAIN, LAST_RUN, (flags, ())))
+                    self._start_run(entry, UnmeasuredRun(PLAIN, LAST_RUN, (flags, ()), until=entry.retry))
                 return Turn(entry, None, modes[0], is_step=False)
             if entry.has_failed:
                 return Turn(entry, None, PLAIN, is_step=False)
@@ -171,6 +194,8 @@ class Chooser:
             mode = entry.ledger.next(signature, modes, in_blocks=is_step)
             turn = Turn(entry, signature, mode, is_step=is_step)
             if is_step:
+                for each in ALL_FLAGS:  # The next call, of whatever kind, ends the step.
+                    self._end_run(entry, each, now)
                 entry.step = (turn, now)
             return turn
 
@@ -219,8 +244,9 @@ class Chooser:
     def _forget(self, entry: ModuleEntry) -> None:
         if self._entries.get(entry.address) is entry:
             del self._entries[entry.address]
-            self.runs.pop(entry.address, None)
-            self._other_runs.pop(entry.address, None)
+            for each in ALL_FLAGS:
+                self.runs.pop((entry.address, *each), None)
+                self._other_runs.pop((entry.address, *each), None)
 
     # Durations
 
@@ -283,6 +309,7 @@ class Chooser:
         if calls < 1 or not entry.ledger.agrees(mode, alike):
             return False
         size = min(entry.run_size, int(calls))
+        size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
         until = now + entry.slack * size * typical
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen))
@@ -293,24 +320,22 @@ class Chooser:
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
         runs = self.runs if run.mode == PLAIN else self._other_runs
-        runs[entry.address] = run
+        runs[entry.address, *run.signature[0][:2]] = run
 
-    def _end_run(self, entry: ModuleEntry, now: float) -> None:
-        """Effect: ends a run of calls that are not measured, and counts them.
-
-        After one for which there was no other mode than plain, the possible ones are found out again.
-        """
+    def _end_run(self, entry: ModuleEntry, flags: tuple[bool, bool], now: float) -> None:
+        """Effect: ends the run of calls with these flags that are not measured, and counts them."""
         for runs in (self.runs, self._other_runs):
-            run = runs.pop(entry.address, None)
-            if run is None:
+            run = runs.pop((entry.address, *flags), None)
+            if run is None or run.chosen is None:
                 continue
             calls = run.size - max(run.left, 0)
             entry.ledger.skip(run.signature, calls)
-            if run.chosen is None and run.left <= 0:
-                entry.modes.pop(run.signature[0], None)
             if run.until < now:
-                entry.to_measure = calls
+                is_first = entry.slack == FIRST_SLACK
+                entry.to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
                 entry.slack = min(2 * entry.slack, LAST_SLACK)
+            elif run.mode == PLAIN:
+                entry.to_measure = calls // FULL_RUN_CALLS
 
 
 def _flags(module: nn.Module) -> Flags:

@@ -22,7 +22,8 @@ UNDECIDED_SHARE = 0.5
 """A mode is of no use to a module once no signature has chosen it and undecided ones take less than this share."""
 
 MINOR_SHARE = 0.1
-"""Undecided signatures with less than this share of a module's time do not keep the others from being measured less."""
+"""Undecided signatures with less than this share of a module's measured time do not keep the others from being measured
+less. Of calls that were not measured, it is unknown which signature they had."""
 
 AnyDecision = Decision | BlockDecision
 
@@ -38,6 +39,7 @@ class ModuleLedger:
         self.account = Account()
         self.decisions: dict[Hashable, AnyDecision] = {}
         self._seconds: dict[Hashable, float] = {}
+        self._measured: dict[Hashable, float] = {}
         self._removed: set[str] = set()
         self._once: set[Hashable] = set()
         """Signatures called once so far: those after the first one are sampled from their second call on."""
@@ -64,6 +66,7 @@ class ModuleLedger:
             excess = seconds - decision.estimate(chosen)
         self.account.add(seconds, excess=excess)
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
+        self._measured[signature] = self._measured.get(signature, 0.0) + seconds
         return decision.add(mode, seconds, steady=steady)
 
     def skip(self, signature: Hashable, calls: int) -> None:
@@ -97,17 +100,18 @@ class ModuleLedger:
         return undecided < UNDECIDED_SHARE * self.account.total
 
     def agrees(self, mode: str, signatures: Iterable[Hashable]) -> bool:
-        """Whether the mode is chosen for all of these signatures; undecided ones may take MINOR_SHARE of the time."""
+        """Whether the mode is chosen for all of these signatures; undecided ones may take MINOR_SHARE."""
         undecided = 0.0
         for signature in signatures:
             decision = self.decisions.get(signature)
             if decision is None:
                 continue
-            if decision.chosen is None or decision.is_sampling:
-                undecided += self._seconds.get(signature, 0.0)
+            is_new = signature in self._once and self.account.has_start_up(decision.modes)
+            if decision.chosen is None or decision.is_sampling or is_new:
+                undecided += self._measured.get(signature, 0.0)
             elif decision.chosen != mode:
                 return False
-        return undecided <= MINOR_SHARE * self.account.total
+        return undecided <= MINOR_SHARE * sum(self._measured.values())
 
     def _decision(self, signature: Hashable, modes: tuple[str, ...], in_blocks: bool) -> AnyDecision:
         decision = self.decisions.get(signature)
@@ -131,6 +135,7 @@ class ModuleLedger:
             forgotten = _numbers.choice(list(self.decisions)[:-1])
             del self.decisions[forgotten]
             self._seconds.pop(forgotten, None)
+            self._measured.pop(forgotten, None)
             self._once.discard(forgotten)
         return decision
 

@@ -27,7 +27,7 @@ def calls_until_a_run(module: nn.Module, *, last_is_interrupted_after: int | Non
 def test_a_call_that_ends_after_its_choice_was_forgotten_decides_nothing() -> None:
     module = nn.Linear(2, 2).eval()
     chooser, number = calls_until_a_run(module)
-    assert id(module) in chooser.runs
+    assert (id(module), False, True) in chooser.runs
     chooser, _ = calls_until_a_run(module, last_is_interrupted_after=number)
     assert not chooser.runs
 
@@ -37,16 +37,25 @@ class Server:
 
     def __init__(self, seconds: dict[int, dict[str, float]]) -> None:
         self.seconds = seconds
+        self.values = {rows: torch.zeros(rows, 2) for rows in seconds}
         self.module = nn.Linear(2, 2).eval()
         self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: False)
         self.now = 0.0
         self.ran: list[tuple[int, str]] = []
         self.turns = 0
 
+    def counted(self) -> str | None:
+        """What the wrapper does first: a plain run counts calls of any signature."""
+        run = self.chooser.runs.get((id(self.module), self.module.training, torch.is_grad_enabled()))
+        if run is None or run.left <= 0 or run.until < self.now:
+            return None
+        run.left -= 1
+        return "plain"
+
     def call(self, rows: int, *, pause: float = 0.0) -> None:
         self.now += pause
-        args = (torch.zeros(rows, 2),)
-        unmeasured = self.chooser.unmeasured(self.module, args, {}, self.now)
+        args = (self.values[rows],)
+        unmeasured = self.counted() or self.chooser.unmeasured(self.module, args, {}, self.now)
         turn = None if unmeasured else self.chooser.turn(self.module, args, {}, self.now)
         mode = unmeasured if turn is None else turn.mode
         seconds = self.seconds[rows][str(mode)]
@@ -69,7 +78,7 @@ def test_long_calls_among_short_ones_in_another_mode_soon_have_a_choice_of_their
     assert server.ran.count((64, "graph")) < 6
 
 
-@pytest.mark.parametrize("short_calls", [5, 100, 700])
+@pytest.mark.parametrize("short_calls", [5, 100, 655, 700, 1024])
 def test_a_mode_is_tried_for_long_calls_that_appear_among_short_plain_ones(short_calls: int) -> None:
     server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}, 64: {"graph": 0.1, "plain": 0.5}})
     with torch.no_grad():
@@ -89,6 +98,52 @@ def test_pauses_between_calls_do_not_keep_them_measured() -> None:
             server.call(1, pause=5e-3)
             server.turns *= number != 5000
     assert server.turns < 50
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(1e-3, 0.3), (1e-4, 0.05)])
+def test_long_pauses_between_calls_keep_few_of_them_measured(seconds: float, pause: float) -> None:
+    server = Server({1: {"graph": 1.3 * seconds, "plain": seconds}})
+    with torch.no_grad():
+        for number in range(20_000):
+            server.call(1, pause=pause)
+            server.turns *= number != 15_000
+    assert server.turns < 200
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_calls_that_alternate_between_acting_and_learning_are_soon_not_measured(learns: bool) -> None:
+    server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}})
+    for number in range(4000):
+        server.module.train(number % 2 == 1)
+        with torch.set_grad_enabled(learns and server.module.training):
+            server.call(1)
+        server.turns *= number != 2000
+    assert server.ran[-2:] == [(1, "plain")] * 2
+    assert server.turns < 100
+
+
+def test_training_is_measured_by_steps_while_calls_in_between_are_not() -> None:
+    """The call that ends a training step must be noticed: the program may act for long until the next one."""
+    server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}})
+    for _ in range(20):
+        for training, calls in ((False, 300), (True, 40)):
+            server.module.train(training)
+            with torch.set_grad_enabled(training):
+                for _ in range(calls):
+                    server.call(1)
+    assert server.ran[-1] == (1, "graph")
+
+
+def test_modes_that_were_impossible_are_found_out_again_between_short_phases() -> None:
+    server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}})
+    possible = ["plain"]
+    server.chooser = Chooser(lambda _: tuple(possible), lambda *_: False)
+    with torch.no_grad():
+        for number in range(6020):
+            server.module.train(number % 100 < 50)
+            server.call(1)
+            possible[:] = ["graph", "plain"]
+    assert server.ran[-1] == (1, "graph")
 
 
 def test_calls_that_all_raise_are_plain() -> None:
