@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -53,9 +54,16 @@ class Signatures:
     def _add(self, exact: tuple[Any, ...]) -> Signature:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        signature = tuple((str(dtype), tuple(map(rounded, shape))) for dtype, shape in exact)
+        signature = tuple(map(_part, exact))
         self._known[exact] = signature
         return signature
+
+
+@lru_cache(MAX_KNOWN)
+def _part(argument: tuple[Any, Any]) -> tuple[str, tuple[int, ...]]:
+    """The part of the signature for one tensor, by its type and shape: often one argument grows, and others stay."""
+    dtype, shape = argument
+    return str(dtype), tuple(map(rounded, shape))
 
 
 def rounded(size: int) -> int:
