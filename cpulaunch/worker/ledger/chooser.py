@@ -37,7 +37,7 @@ FULL_RUN_CALLS = 256
 calls, of another signature, may have been among them."""
 
 RETRY_SECONDS = 1.0
-"""Seconds after which the modes of a module are found out again where only plain was possible."""
+"""Seconds, or else LAST_RUN calls, after which modes of a module are found out again where only plain was possible."""
 
 MAX_REPORTS = 8
 """Choices that are reported for one module."""
@@ -326,7 +326,10 @@ class Chooser:
         """Effect: ends the run of calls with these flags that are not measured, and counts them."""
         for runs in (self.runs, self._other_runs):
             run = runs.pop((entry.address, *flags), None)
-            if run is None or run.chosen is None:
+            if run is None:
+                continue
+            if run.chosen is None:
+                entry.retry = entry.retry if run.left > 0 else now
                 continue
             calls = run.size - max(run.left, 0)
             entry.ledger.skip(run.signature, calls)
