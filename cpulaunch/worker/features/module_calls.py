@@ -57,7 +57,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     """The function that replaces nn.Module.__call__.
 
     It costs little where the plugin does nothing: calls in a run of the chooser are only counted, and calls inside a
-    call do what two functions of torch do without calling them, which saves more than it costs.
+    call do what two functions of torch do without calling them.
     """
     state, runs = wrapper.state, wrapper.chooser.runs
     is_torchs = _names(original) == TORCH_CALL

