@@ -77,7 +77,8 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
             return self.forward(*args, **kwargs)
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
-        run = runs.get((id(self), self.training, _is_grad_enabled()))
+        training = self.__dict__.get("training")  # A frozen ScriptModule has none, and others may compute it.
+        run = runs.get((id(self), training, _is_grad_enabled()))
         if run is None or run.left <= 0 or run.until < _clock():
             return wrapper.call(self, args, kwargs)
         run.left -= 1

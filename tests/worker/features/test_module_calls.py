@@ -132,6 +132,31 @@ def test_a_call_in_the_midst_of_the_wrapper_is_the_programs_own(tmp_path: Path) 
         assert plugin.events("weights")
 
 
+class Modeless(nn.Module):
+    """A module of which nobody can tell whether it is in training mode."""
+
+    @property
+    def training(self) -> bool:
+        raise RuntimeError("unknown")
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        pass
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value
+
+
+def test_modules_without_a_training_mode_run_as_they_are(tmp_path: Path) -> None:
+    """torch.jit.freeze takes the attribute away."""
+    frozen, value = torch.jit.freeze(torch.jit.script(nn.Linear(16, 16).eval())), torch.randn(4, 16)
+    assert not hasattr(frozen, "training")
+    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+        for _ in range(4):
+            close(frozen(value), plugin.eager(frozen, value))
+            assert Modeless()(value) is value
+
+
 def test_an_interrupt_at_the_end_of_a_call_does_not_switch_the_wrapper_off(tmp_path: Path) -> None:
     """KeyboardInterrupt is raised where a Python function begins: an `__exit__` may so be left out."""
 
