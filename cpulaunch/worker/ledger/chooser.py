@@ -335,10 +335,11 @@ class Chooser:
             entry.ledger.skip(run.signature, calls)
             if run.until < now:
                 is_first = entry.slack == FIRST_SLACK
-                entry.to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
+                to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
                 entry.slack = min(2 * entry.slack, LAST_SLACK)
-            elif run.mode == PLAIN:
-                entry.to_measure = calls // FULL_RUN_CALLS
+            else:
+                to_measure = calls // FULL_RUN_CALLS if run.mode == PLAIN else 0
+            entry.to_measure = max(entry.to_measure, to_measure)  # Some may be left after a run with other flags.
 
 
 def _flags(module: nn.Module) -> Flags:

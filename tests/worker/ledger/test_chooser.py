@@ -134,6 +134,18 @@ def test_training_is_measured_by_steps_while_calls_in_between_are_not() -> None:
     assert server.ran[-1] == (1, "graph")
 
 
+@pytest.mark.parametrize("short_calls", [100, 655, 1024])
+def test_a_mode_is_tried_for_long_calls_between_training_steps(short_calls: int) -> None:
+    """A run of one kind that ends as expected does not stop the calls that are measured for one of the other kind."""
+    server = Server({1: {"graph": 1.3e-3, "plain": 1e-3}, 64: {"graph": 0.1, "plain": 0.5}})
+    for number in range(20_000):
+        server.module.train(number % 101 == 0)
+        with torch.set_grad_enabled(server.module.training):
+            is_long = number > 1500 and not server.module.training and number % short_calls == 0
+            server.call(64 if is_long else 1)
+    assert server.ran[-2 * short_calls :].count((64, "graph")) > 0
+
+
 def test_modes_that_were_impossible_are_found_out_again_between_short_phases() -> None:
     server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}})
     possible = ["plain"]
