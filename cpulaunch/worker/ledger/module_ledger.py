@@ -41,8 +41,9 @@ class ModuleLedger:
         self._seconds: dict[Hashable, float] = {}
         self._measured: dict[Hashable, float] = {}
         self._removed: set[str] = set()
-        self._once: set[Hashable] = set()
-        """Signatures called once so far: those after the first one are sampled from their second call on."""
+        self._once: dict[Hashable, tuple[str, ...]] = {}
+        """Signatures called once so far, with the modes possible: those after the first one are sampled from their
+        second call on."""
 
     def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False) -> str:
         """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first."""
@@ -106,7 +107,8 @@ class ModuleLedger:
             decision = self.decisions.get(signature)
             if decision is None:
                 continue
-            is_new = signature in self._once and self.account.has_start_up(decision.modes)
+            modes = self._once.get(signature)  # Not those of the decision, which lacks removed ones.
+            is_new = modes is not None and self.account.has_start_up(modes)
             if decision.chosen is None or decision.is_sampling or is_new:
                 undecided += self._measured.get(signature, 0.0)
             elif decision.chosen != mode:
@@ -119,13 +121,13 @@ class ModuleLedger:
         kind = BlockDecision if in_blocks else Decision
         if decision is not None:
             if signature in self._once:
-                self._once.discard(signature)
+                del self._once[signature]
                 if self.account.start_up(modes):
                     decision = self.decisions[signature] = kind(left, ratio=lambda mode: self._ratio(mode, kind))
             return decision
         prior = None
         if not self.account.is_first(modes):
-            self._once.add(signature)
+            self._once[signature] = modes
             prior = self._prior(left, in_blocks)
         else:
             self.account.start_up(modes)
@@ -136,7 +138,7 @@ class ModuleLedger:
             del self.decisions[forgotten]
             self._seconds.pop(forgotten, None)
             self._measured.pop(forgotten, None)
-            self._once.discard(forgotten)
+            self._once.pop(forgotten, None)
         return decision
 
     def _prior(self, modes: tuple[str, ...], in_blocks: bool) -> str:

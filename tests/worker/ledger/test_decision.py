@@ -520,3 +520,15 @@ def test_the_excess_over_the_plain_program_is_bounded(slowdowns, seed, signature
     calls = LENGTH + TRANSITION if in_blocks else 1
     start_up = sum(max(factor - 1, 0) * 2 + 6 * max(min(factor, HOPELESS) - 1, 0) for factor in factors.values())
     assert excess <= 0.02 * number + START_UPS * calls * start_up
+
+
+def test_signatures_called_once_count_as_decided_after_the_start_ups_where_a_mode_was_removed_too() -> None:
+    """Else a server whose shapes are ever new ones would be measured for good."""
+    ledger, modes = ModuleLedger(), ("autocast", "weights", "plain")
+    ledger.remove("weights")
+    for number in range(60):
+        for _ in range(40 if number < 5 else 1):
+            mode = ledger.next(number, modes)
+            ledger.add(number, mode, 1.0 if mode == "plain" else 2.0)
+    assert ledger.agrees("plain", range(60))
+    assert all(ledger.decisions[number].chosen == "plain" for number in range(60))
