@@ -133,7 +133,7 @@ def test_a_call_in_the_midst_of_the_wrapper_is_the_programs_own(tmp_path: Path) 
 
 
 class Modeless(nn.Module):
-    """A module of which nobody can tell whether it is in training mode."""
+    """A module of which no one can tell whether it is in training mode."""
 
     @property
     def training(self) -> bool:
