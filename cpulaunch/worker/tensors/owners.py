@@ -40,7 +40,7 @@ def owned(view: Tensor) -> Tensor:
 def _forget_dead() -> None:
     """Effect: storages whose tensors are gone take no memory: a program may compute another bias for each product."""
     for address, views in list(_own.items()):
-        if all(view() is None for view in views):
+        if all(view() is None for view in views) and _own.get(address) is views:  # Another thread may add some.
             _own.pop(address, None)
     _most[0] = max(MANY, 2 * len(_own))
 
