@@ -306,7 +306,8 @@ def test_a_full_standard_output_is_a_failure_too(launcher):
 
 def test_a_full_standard_output_loses_no_last_line_of_standard_error(launcher):
     with open("/dev/full", "wb") as full:
-        outcome = launcher.run(shell("printf text"), shell("printf words >&2"), popen={"stdout": full})
+        workers = shell("sleep 1; printf text"), shell("printf words >&2; sleep 60")  # The second is told to end.
+        outcome = launcher.run(*workers, popen={"stdout": full})
     assert outcome.code == 125
     assert "[1] words\n" in outcome.error
 

@@ -320,7 +320,8 @@ class Chooser:
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
         runs = self.runs if run.mode == PLAIN else self._other_runs
-        runs[entry.address, *run.signature[0][:2]] = run
+        training, grad, _ = run.signature[0]
+        runs[entry.address, training, grad] = run
 
     def _end_run(self, entry: ModuleEntry, flags: tuple[bool, bool], now: float) -> None:
         """Effect: ends the run of calls with these flags that are not measured, and counts them."""
