@@ -1,8 +1,9 @@
 """A command's output, which it and processes from outside can open as this process does."""
 
 import os
-import sys
+import select
 import time
+from functools import partial
 
 import pytest
 
@@ -12,30 +13,14 @@ from cpulaunch.system.libc import is_linux
 pytestmark = pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
 
 SETUP = ChildSetup(environ=dict(os.environ))
-READ_OWN_OUTPUT = """
-import os, sys, time
-parent = os.getppid()
-folder, own = f"/proc/{parent}/fd", os.readlink("/proc/self/fd/1")
-number = next(each for each in os.listdir(folder) if os.readlink(f"{folder}/{each}") == own)
-again = os.open(f"{folder}/{number}", os.O_RDONLY | os.O_NONBLOCK)
-end, writes, waits = time.monotonic() + 3, 0, False
-while time.monotonic() < end and not waits:
-    os.write(1, b"x")
-    read_at = time.perf_counter() + writes % 100 * 2e-6  # Between the other process's poll and its read.
-    while time.perf_counter() < read_at:
-        pass
-    try:
-        os.read(again, 1)
-    except BlockingIOError:
-        pass
-    writes += 1
-    time.sleep(0.0003)
-    try:
-        waits = open(f"/proc/{parent}/syscall").read().startswith("0 ")  # read(2) on x86.
-    except OSError:  # Some kernels show it to parents alone, or to none.
-        pass
-time.sleep(15)
-open(sys.argv[1], "w").close()
+LIMIT_SECONDS, LONGER_SECONDS = 4, 15
+TALK = f"""
+readlink /proc/$$/fd/1 /proc/$$/fd/2
+read _ <"$1"
+echo more
+echo more >&2
+sleep {LONGER_SECONDS}
+touch "$2"
 """
 
 
@@ -45,9 +30,7 @@ def test_what_another_process_writes_to_the_output_on_and_on_does_not_hold_the_e
 
     def write_on(data):
         if not opened:
-            own = os.listdir("/proc/self/fd")
-            path = next(path for number in own if is_pipe(path := f"/proc/self/fd/{number}", data.decode().strip()))
-            opened.append(os.open(path, os.O_WRONLY))
+            opened.append(open_pipe(data.decode().strip(), os.O_WRONLY))
         if time.monotonic() < end:
             os.write(opened[0], b"x")
 
@@ -57,11 +40,32 @@ def test_what_another_process_writes_to_the_output_on_and_on_does_not_hold_the_e
     assert time.monotonic() < end
 
 
-def is_pipe(path, name):
-    return os.path.basename(os.path.realpath(path)) == name  # Not readlink: the folder's own descriptor is gone.
+def open_pipe(name, flags):
+    """Another descriptor of the pipe of this process with the name that a link to it shows."""
+    numbers = os.listdir("/proc/self/fd")  # Not readlink below: the folder's own descriptor is gone.
+    paths = (f"/proc/self/fd/{number}" for number in numbers)
+    return os.open(next(path for path in paths if os.path.basename(os.path.realpath(path)) == name), flags)
 
 
-def test_a_program_that_reads_its_own_output_does_not_outlive_its_time(tmp_path):
-    outlived = tmp_path / "outlived"
-    assert run_child([sys.executable, "-c", READ_OWN_OUTPUT, str(outlived)], SETUP, limit_seconds=4).exit_code is None
+def test_output_that_another_process_reads_first_does_not_hold_up_the_time_limit(tmp_path):
+    """Here the test itself does: both pipes are ready, and while one of them is read, it reads the other."""
+    go, outlived = tmp_path / "go", tmp_path / "outlived"
+    os.mkfifo(go)
+    names, pipes, taken = [], [], []
+
+    def receive(number, data):
+        if pipes and not taken:
+            taken.append(os.read(pipes[1 - number], 100))
+        names.extend(data.split())
+        if len(names) == 2:
+            pipes.extend(open_pipe(name.decode(), os.O_RDONLY) for name in names)
+            go.write_text("\n")
+            for pipe in pipes:
+                select.select([pipe], [], [])
+
+    command, receivers = ["sh", "-c", TALK, "sh", str(go), str(outlived)], [partial(receive, 0), partial(receive, 1)]
+    found = run_child(command, SETUP, limit_seconds=LIMIT_SECONDS, receive=receivers)
+    for pipe in pipes:
+        os.close(pipe)
+    assert (found.exit_code, taken) == (None, [b"more\n"])
     assert not outlived.exists()

@@ -329,20 +329,21 @@ def test_users_without_a_number_are_not_the_one_whose_number_their_files_show(st
 
 
 @needs_root
-def test_a_log_of_a_user_without_a_number_is_an_error_in_a_folder_that_others_can_write(strangers):
+@pytest.mark.parametrize("use", [open_log, check_output], ids=["log", "report"])
+def test_a_file_of_a_user_without_a_number_is_an_error_in_a_folder_that_others_can_write(strangers, use):
     os.chown(strangers, 0, 0)
     strangers.chmod(0o1777)
-    for name, uid in {"own.log": OVERFLOW, "foreign.log": UID}.items():
+    for name, uid in {"own": OVERFLOW, "foreign": UID}.items():
         (strangers / name).touch()
         (strangers / name).chmod(0o666)
         os.chown(strangers / name, uid, uid)
 
-    def write():
-        open_log(str(strangers / "own.log"))
+    def look():
+        use(str(strangers / "own"))
         with pytest.raises(PermissionError):
-            open_log(str(strangers / "foreign.log"))
+            use(str(strangers / "foreign"))
 
-    in_container(write)
+    in_container(look)
 
 
 @needs_root
@@ -357,19 +358,3 @@ def test_below_a_private_folder_of_a_user_whose_number_strangers_show_all_is_sec
         assert is_secure(str(strangers / "open"))
 
     in_container(look)
-
-
-@needs_root
-def test_a_report_in_place_of_a_file_of_a_user_without_a_number_is_an_error_at_once(strangers):
-    os.chown(strangers, 0, 0)
-    strangers.chmod(0o1777)
-    for name, uid in {"own.json": OVERFLOW, "foreign.json": UID}.items():
-        (strangers / name).touch()
-        os.chown(strangers / name, uid, uid)
-
-    def check():
-        check_output(str(strangers / "own.json"))
-        with pytest.raises(PermissionError):
-            check_output(str(strangers / "foreign.json"))
-
-    in_container(check)

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent import futures
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -155,30 +156,21 @@ def test_connections_of_other_users_are_not_kept():
     assert kept == []
 
 
+NAMESPACES = {"no number": partial(in_user_namespace, inside=None), "65534": in_container}
+"""As after `unshare --user` alone, where all users and root show the same one, and of user 65534 where others do."""
+
+
 @as_root
 @pytest.mark.parametrize("rank", [0, 1])
-def test_users_without_a_number_in_their_namespace_share_no_memory(rank):
-    """As after `unshare --user` alone: all of them, and root, show the same one."""
-
+@pytest.mark.parametrize("namespace", NAMESPACES)
+def test_users_whose_number_strangers_show_share_no_memory(rank, namespace):
     def join():
         store = dist.HashStore()
         store.set(setup.SOCKET_KEY, "of a stranger")
         with pytest.raises(UnavailableError, match=f"rank {rank}: users without a number in this user namespace"):
             setup.join_memory(store, rank=rank, size=2, seconds=2)
 
-    in_user_namespace(join, inside=None)
-
-
-@as_root
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_user_whose_number_strangers_show_shares_no_memory(rank):
-    def join():
-        store = dist.HashStore()
-        store.set(setup.SOCKET_KEY, "of a stranger")
-        with pytest.raises(UnavailableError, match=f"rank {rank}: users without a number in this user namespace"):
-            setup.join_memory(store, rank=rank, size=2, seconds=2)
-
-    in_container(join)
+    NAMESPACES[namespace](join)
 
 
 def forked(action):
