@@ -84,21 +84,8 @@ class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
     __slots__ = (
-        *(
-            "address",
-            "has_failed",
-            "ledger",
-            "modes",
-            "module",
-            "name",
-            "reports",
-            "retry",
-            "run_size",
-            "signatures",
-            "slack",
-            "step",
-        ),
-        "to_measure",
+        *("address", "has_failed", "ledger", "modes", "module", "name", "reports", "retry", "run_size", "signatures"),
+        *("slack", "step", "to_measure"),
     )
 
     def __init__(self, module: nn.Module) -> None:
