@@ -304,14 +304,6 @@ def test_a_full_standard_output_is_a_failure_too(launcher):
     assert "stdout (No space left on device)" in outcome.error
 
 
-def test_a_full_standard_output_loses_no_last_line_of_standard_error(launcher):
-    with open("/dev/full", "wb") as full:
-        workers = shell("sleep 1; printf text"), shell("printf words >&2; sleep 60")  # The second is told to end.
-        outcome = launcher.run(*workers, popen={"stdout": full})
-    assert outcome.code == 125
-    assert "[1] words\n" in outcome.error
-
-
 def test_writers_end_when_their_reader_leaves(launcher):
     process = launcher.start(["/usr/bin/yes"], ["/usr/bin/yes"])
     assert process.stdout.readline() in (b"[0] y\n", b"[1] y\n")

@@ -77,7 +77,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
             return self.forward(*args, **kwargs)
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
-        training = self.__dict__.get("training")  # A frozen ScriptModule has none, and others may compute it.
+        training = self.__dict__.get("training") is True  # See _has_mode.
         run = runs.get((id(self), training, _is_grad_enabled()))
         if run is None or run.left <= 0 or run.until < _clock():
             return wrapper.call(self, args, kwargs)
@@ -233,9 +233,16 @@ class CallWrapper:
             report_event("eager", module=name, reason=f"no mode can be chosen: {error}")
 
 
+def _has_mode(module: nn.Module) -> bool:
+    """Whether the module has an ordinary training mode: torch.jit.freeze takes it away, and a class may compute it."""
+    return isinstance(module.__dict__.get("training"), bool)
+
+
 def _must_run_unwrapped(module: nn.Module) -> bool:
-    """Whether tracing, compiling, a function transform, forward AD or a dispatch mode must see the original call."""
-    if _tracing_state() is not None or _is_compiling():
+    """Whether tracing, compiling, a function transform, forward AD or a dispatch mode must see the original call, or it
+    is unknown whether the module is in training mode.
+    """
+    if _tracing_state() is not None or _is_compiling() or not _has_mode(module):
         return True
     if _dispatch_modes() or _transforms() is not None or getattr(forward_ad, "_current_level", -1) >= 0:
         return True

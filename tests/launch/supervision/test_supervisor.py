@@ -58,6 +58,33 @@ def test_a_signal_is_handled_before_more_output_is_read(workers):
     assert done.stdout == "[None, 15]\n", done.stderr
 
 
+FULL = """
+    from cpulaunch.launch.output.sink import Sink
+    from cpulaunch.launch.output.streams import OutputRoute
+
+    def stream(sink, text):
+        read, write = os.pipe()
+        os.write(write, text)
+        os.set_blocking(read, False)
+        return Stream(read, routes=[OutputRoute(sink, exclusive=False)])
+
+    sinks = (Sink(os.open("/dev/full", os.O_WRONLY), name="the full one"), Sink(1, name="the other"))
+    streams = (stream(sinks[0], b"first"), stream(sinks[1], b"last words"))
+    routing = OutputRouting(sinks=sinks, stdio=(), streams=(streams,), logs=(), metrics=(), stdin=())
+    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=600, control=control)
+    with Supervisor(routing, options, clock=time.monotonic, wall_clock=time.time) as supervisor:
+        supervisor.start([], [])
+        supervisor.run()
+        os.write(2, supervisor.output_error.filename.encode())
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_what_one_output_does_not_take_at_the_end_keeps_no_other_from_its_last_line():
+    done = subprocess.run(python(COMMON + FULL), capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("last words", "the full one")
+
+
 WITHOUT_OUTPUT = """
     argv = ("/bin/sh", "-c", sys.argv[1])
     spec = ExecSpec(worker=0, path=argv[0], argv=argv, environ={}, binding=UNBOUND)

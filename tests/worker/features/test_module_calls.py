@@ -147,14 +147,22 @@ class Modeless(nn.Module):
         return value
 
 
-def test_modules_without_a_training_mode_run_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [TorchSettings(graph="onednn"), TorchSettings(inference_mode=True), TorchSettings(channels_last=True)],
+    ids=["graph", "inference mode", "channels_last"],
+)
+def test_modules_without_a_training_mode_run_as_they_are(tmp_path: Path, settings: TorchSettings) -> None:
     """torch.jit.freeze takes the attribute away."""
     frozen, value = torch.jit.freeze(torch.jit.script(nn.Linear(16, 16).eval())), torch.randn(4, 16)
     assert not hasattr(frozen, "training")
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+    odd, deleted = nn.Identity(), nn.Identity()
+    odd.training = []  # type: ignore[assignment]
+    del deleted.training
+    with installed(tmp_path, settings, measured=True) as plugin:
         for _ in range(4):
             close(frozen(value), plugin.eager(frozen, value))
-            assert Modeless()(value) is value
+            assert all(module(value) is value for module in (Modeless(), odd, deleted))
 
 
 def test_an_interrupt_at_the_end_of_a_call_does_not_switch_the_wrapper_off(tmp_path: Path) -> None:
