@@ -37,7 +37,7 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
 
 
 def _obstacle(facts: Facts) -> tuple[str, str] | None:
-    """Why ranks cannot use one another's memory, and the command that permits it; None if they can."""
+    """Why ranks cannot share memory, and the command that permits it; None if they can."""
     if facts.may_copy is False:
         why = "a system call filter (for example a container's) blocks process_vm_readv"
         return why, "docker run --cap-add SYS_PTRACE ..."

@@ -1,11 +1,10 @@
 /*
- * The protocol of the backend "ccl" between ranks of one host: a barrier in shared memory at which ranks compare their
- * next collective, the transfer of small tensors through that memory, and of large ones by process_vm_readv. A rank
- * reads from the memory of other ranks and never writes to it, so a late rank cannot change a tensor of a rank that has
- * given up. What the late rank reads there may be wrong: after its last read it checks whether a rank has given up.
+ * The protocol of the backend "ccl" between ranks of one host: tensors pass through memory that all ranks share, in pieces
+ * that fit into caches, and a barrier after each step tells that its data are there. A rank writes only to its own part of
+ * that memory and to its own tensors: a late rank cannot change a tensor of a rank that has given up.
  *
  * cpulaunch/worker/ccl/memory/library.py has the same structures. A function returns at a signal, so that Python can run
- * its handlers, and is then called again. Sources: futex(2), process_vm_readv(2), pidfd_open(2).
+ * its handlers, and is then called again. Sources: futex(2), pidfd_open(2).
  */
 #if !defined(__x86_64__) || defined(__ILP32__)
 #error "the library of collectives is for x86-64 only: its memory order is not tested on other processors"
@@ -24,26 +23,22 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 3 /* of the interface between library.py and this file: increment it with every change */
+#define VERSION 4 /* of the interface between library.py and this file: increment it with every change */
 
 struct call { /* a packed call, which the ranks of a group compare */
     uint64_t words[2];
 };
 
-/* There are two announcements and payloads: for barriers of even and of odd number, because a rank can be one operation
- * ahead of a rank that still reads its announcement. There are four sleeper flags: a rank can sleep until the last barrier
- * of an operation, which has three, while the rank that it waits for still clears the flag of the first. */
+/* There are two of each for pieces of even and of odd number, because a rank can be one piece ahead of a rank that still
+ * reads the last one; and two sleeper flags for barriers of even and odd number, because a rank can sleep until a barrier
+ * while the rank that it waits for still clears the flag of the barrier before. */
 struct slot {           /* a rank's part of the shared memory, which only this rank writes, except for `sleepers` */
     uint32_t count;     /* number of barriers that the rank has reached, modulo 2**32 */
     uint32_t has_left;  /* whether the rank will reach no further barrier */
-    uint32_t sleepers[4];
-    struct {
-        struct call call;
-        uint64_t source, result; /* addresses in the rank's process */
-    } announcements[2];
-    uint64_t reduced; /* bytes of its share that the rank has reduced since it announced its operation */
+    uint32_t sleepers[2];
+    struct call announcements[2];
 };
-_Static_assert(sizeof(struct slot) == 96, "as in library.py");
+_Static_assert(sizeof(struct slot) == 48, "as in library.py");
 
 struct rank { /* what this process knows of a rank; the process id was verified when the group was set up */
     struct slot *slot;
@@ -56,10 +51,9 @@ struct group { /* one rank's view of its group, filled by library.py */
     const struct rank *ranks;
     uint32_t rank, size;
     uint64_t spin_nanoseconds, poll_nanoseconds, timeout_nanoseconds;
-    uint8_t *scratch;
-    uint64_t chunk_bytes, payload_bytes;
-    uint64_t *copied; /* for each rank: bytes of its share that this rank has copied */
+    uint64_t payload_bytes, piece_bytes; /* of a payload; of a piece of a tensor that does not fit into a payload */
     uint32_t number; /* of the last barrier that this rank has reached */
+    uint32_t piece;  /* of the last piece that this rank has announced */
 };
 
 struct reduction { /* numbers of type and operation, as in codes.py; the result is divided by the divisor */
@@ -67,33 +61,26 @@ struct reduction { /* numbers of type and operation, as in codes.py; the result 
     uint32_t divisor;
 };
 
-#define NO_RANK (-1)
 #define ALL_RANKS (-2)
 
-struct operation { /* a collective of this rank */
+/* A collective of this rank. A source has one block for all ranks, or, if it scatters, a block for each. Targets have a
+ * block of each sender, or, of a reduction, one. */
+struct operation {
     struct call call;
-    const uint8_t *source;  /* this rank's tensor */
-    uint64_t source_bytes;
-    uint64_t largest_bytes; /* of any rank's source; every rank gives the same number */
-    /* Reduction, if not null: bytes first to last of all ranks' sources go to `result`. With `shares`, each rank reduces
-     * its share of large sources, and `sender` and `target` say which rank copies all shares, and where to. */
-    const struct reduction *reduction;
-    uint8_t *result;
-    uint64_t first, last;
-    uint32_t shares;
-    /* Copies: `bytes` bytes at the offset of the sender's source go to the target; of ALL_RANKS, one after the other. */
-    int32_t sender;
-    uint64_t offset, bytes;
-    uint8_t *target;
-    const uint64_t *splits; /* of an all-to-all, or null */
+    const uint8_t *source; /* this rank's tensor, or null if it sends nothing */
+    uint8_t *target;       /* or null if this rank receives nothing */
+    uint64_t bytes;        /* of a block; the same in all ranks. Of an all-to-all compare_splits sets the largest */
+    const struct reduction *reduction; /* or null */
+    const uint64_t *splits;            /* of an all-to-all, or null */
+    int32_t sender;                    /* a rank or ALL_RANKS */
+    uint32_t scatters;
     /* Progress and outcome */
-    uint64_t announced, deadline; /* times of this rank's announcement, and of the end of its wait at the last barrier */
-    uint32_t phase, parity; /* of the barrier at which the ranks have announced this operation */
-    int32_t failed_rank, other_rank, error;
+    uint64_t done, deadline; /* bytes of a block; the end of the wait at the next barrier */
+    uint32_t phase, parity;  /* of the piece */
+    int32_t failed_rank, other_rank;
 };
 
-enum place { PAYLOAD, SOURCE, RESULT };
-enum outcome { DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, UNREADABLE, ABORTED };
+enum outcome { DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, ABORTED };
 
 int cpulaunch_ccl_version(void) {
     return VERSION;
@@ -268,7 +255,7 @@ static enum outcome await_rank(const struct group *group, const struct rank *ran
             return LATE;
         uint64_t sleep = left_over < group->poll_nanoseconds ? left_over : group->poll_nanoseconds;
         struct timespec interval = {(time_t)(sleep / 1000000000u), (long)(sleep % 1000000000u)};
-        __atomic_store_n(&slot->sleepers[group->number & 3], 1, __ATOMIC_SEQ_CST); /* see arrive */
+        __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST); /* see arrive */
         if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
             continue;
         int interrupted = errno == EINTR;
@@ -293,20 +280,18 @@ static enum outcome await_all(const struct group *group, struct operation *opera
     return DONE;
 }
 
-/* Announces that this rank has reached the next barrier; returns the time. The store of the count comes
- * after all that this rank has written and read. It and the load of the flag are in one total order with the store of the
- * flag and futex's load of the count in await_rank: this rank sees the flag, or the other one the count. */
-static uint64_t arrive(struct group *group, struct operation *operation) {
+/* Tells that this rank has reached the next barrier. The store of the count comes after all that this rank has written and
+ * read. It and the load of the flag are in one total order with the store of the flag and futex's load of the count in
+ * await_rank: this rank sees the flag, or the other one the count. */
+static void arrive(struct group *group, struct operation *operation) {
     struct slot *mine = group->ranks[group->rank].slot;
     uint32_t number = ++group->number;
-    uint64_t time = now();
-    operation->deadline = time + group->timeout_nanoseconds;
+    operation->deadline = now() + group->timeout_nanoseconds;
     __atomic_store_n(&mine->count, number, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&mine->sleepers[number & 3], __ATOMIC_SEQ_CST)) {
-        __atomic_store_n(&mine->sleepers[number & 3], 0, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&mine->sleepers[number & 1], __ATOMIC_SEQ_CST)) {
+        __atomic_store_n(&mine->sleepers[number & 1], 0, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, &mine->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
-    return time;
 }
 
 /* Effect: ranks that wait for this one, now or later, fail because it has left the group. One that is about to sleep just
@@ -318,147 +303,10 @@ void cpulaunch_ccl_leave(const struct group *group) {
 }
 
 /*
- * Transfers
+ * Pieces
  */
 
-/* Copies bytes at an offset of what the rank has announced; returns DONE or UNREADABLE. */
-static enum outcome read_rank(const struct group *group, struct operation *operation, uint32_t other, enum place place,
-                              uint64_t offset, void *target, uint64_t bytes) {
-    const struct rank *rank = &group->ranks[other];
-    uint32_t parity = operation->parity;
-    uint64_t address = place == RESULT ? rank->slot->announcements[parity].result
-                                       : rank->slot->announcements[parity].source;
-    if (bytes > 0 && place == PAYLOAD)
-        memcpy(target, rank->payloads[parity] + offset, bytes);
-    else if (bytes > 0 && other == group->rank)
-        memmove(target, (const void *)(address + offset), bytes);
-    else
-        for (uint64_t done = 0; done < bytes;) {
-            struct iovec here = {(uint8_t *)target + done, bytes - done};
-            struct iovec there = {(void *)(address + offset + done), bytes - done};
-            ssize_t copied = process_vm_readv(rank->process, &here, 1, &there, 1, 0);
-            if (copied <= 0) {
-                operation->failed_rank = (int32_t)other;
-                operation->error = copied < 0 && errno != 0 ? errno : EFAULT;
-                return UNREADABLE;
-            }
-            done += (uint64_t)copied;
-        }
-    return DONE;
-}
-
-static void finish(const struct reduction *how, uint8_t *result, const uint8_t *reduced, uint64_t bytes) {
-    const struct arithmetic *type = &types[how->type];
-    if (reduced != result)
-        memcpy(result, reduced, bytes);
-    if (how->divisor > 1)
-        type->divide(result, bytes / type->size, how->divisor);
-}
-
-/* Reduces bytes `first` to `last` of all payloads, in rank order. */
-static void reduce_small(const struct group *group, const struct operation *operation) {
-    const struct reduction *how = operation->reduction;
-    const struct arithmetic *type = &types[how->type];
-    uint64_t first = operation->first, bytes = operation->last - first;
-    const uint8_t *left = group->ranks[0].payloads[operation->parity] + first;
-    for (uint32_t other = 1; other < group->size; other++) {
-        const uint8_t *right = group->ranks[other].payloads[operation->parity] + first;
-        type->combine[how->operation](operation->result, left, right, bytes / type->size);
-        left = operation->result;
-    }
-    if (bytes > 0)
-        finish(how, operation->result, left, bytes);
-}
-
-#define ALIGNED_BYTES 512 /* of shares: no two ranks write to the same cache line */
-
-/* The first byte of a rank's share of `bytes` bytes. */
-static uint64_t share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
-    uint64_t blocks = (bytes + ALIGNED_BYTES - 1) / ALIGNED_BYTES;
-    uint64_t start = blocks * rank / group->size * ALIGNED_BYTES;
-    return rank == group->size || start > bytes ? bytes : start;
-}
-
-/* Copies what other ranks have reduced of their shares to the target, while it is in a cache; sets `*missing`, the number
- * of ranks whose shares are not complete yet. */
-static enum outcome copy_shares(const struct group *group, struct operation *operation, uint32_t *missing) {
-    *missing = 0;
-    for (uint32_t step = 1; step < group->size && operation->sender == ALL_RANKS; step++) {
-        uint32_t other = (group->rank + step) % group->size;
-        uint64_t start = share_start(group, other, operation->source_bytes), done = group->copied[other];
-        uint64_t bytes = share_start(group, other + 1, operation->source_bytes) - start;
-        uint64_t reduced = __atomic_load_n(&group->ranks[other].slot->reduced, __ATOMIC_ACQUIRE);
-        reduced = reduced < bytes ? reduced : bytes;
-        if (reduced > done) {
-            uint8_t *target = operation->target + start + done;
-            enum outcome outcome = read_rank(group, operation, other, RESULT, start + done, target, reduced - done);
-            if (outcome != DONE)
-                return outcome;
-            group->copied[other] = reduced;
-        }
-        *missing += reduced < bytes;
-    }
-    return DONE;
-}
-
-/* Reduces bytes `first` to `last` of all sources, chunk by chunk, each starting with the next rank's. */
-static enum outcome reduce_large(const struct group *group, struct operation *operation) {
-    const struct reduction *how = operation->reduction;
-    const struct arithmetic *type = &types[how->type];
-    for (uint64_t start = operation->first; start < operation->last; start += group->chunk_bytes) {
-        uint64_t rest = operation->last - start, bytes = rest < group->chunk_bytes ? rest : group->chunk_bytes;
-        uint8_t *result = operation->result + (start - operation->first);
-        const uint8_t *left = operation->source + start;
-        for (uint32_t step = 1; step < group->size; step++) {
-            uint32_t other = (group->rank + step) % group->size;
-            enum outcome outcome = read_rank(group, operation, other, SOURCE, start, group->scratch, bytes);
-            if (outcome != DONE)
-                return outcome;
-            type->combine[how->operation](result, left, group->scratch, bytes / type->size);
-            left = result;
-        }
-        finish(how, result, left, bytes);
-        if (!operation->shares)
-            continue;
-        uint32_t missing;
-        __atomic_store_n(&group->ranks[group->rank].slot->reduced, start + bytes - operation->first, __ATOMIC_RELEASE);
-        enum outcome outcome = copy_shares(group, operation, &missing);
-        if (outcome != DONE)
-            return outcome;
-    }
-    return DONE;
-}
-
-/* Copies the rest of the shares while the other ranks reduce them; sets `*missing` if they are too slow for a spin. */
-static enum outcome copy_soon(const struct group *group, struct operation *operation, uint32_t *missing) {
-    uint64_t until = now() + group->spin_nanoseconds;
-    enum outcome outcome;
-    uint32_t before = 0;
-    do {
-        outcome = copy_shares(group, operation, missing);
-        if (*missing != before)
-            until = now() + group->spin_nanoseconds;
-        before = *missing;
-        _mm_pause();
-    } while (outcome == DONE && *missing > 0 && now() < until);
-    return outcome;
-}
-
-/* Copies from the sources of the senders. */
-static enum outcome copy_sources(const struct group *group, struct operation *operation, enum place place) {
-    enum outcome outcome = DONE;
-    for (uint32_t step = 1; step <= group->size && outcome == DONE; step++) {
-        uint32_t other = (group->rank + step) % group->size;
-        uint8_t *target = operation->target + (operation->sender == ALL_RANKS ? other * operation->bytes : 0);
-        if (operation->sender == ALL_RANKS || operation->sender == (int32_t)other)
-            outcome = read_rank(group, operation, other, place, operation->offset, target, operation->bytes);
-    }
-    return outcome;
-}
-
-/*
- * All-to-all
- */
+#define ALIGNED_BYTES 512 /* of shares and blocks: no two ranks write to the same cache line */
 
 static uint64_t sum(const uint64_t *splits, uint32_t count) {
     uint64_t total = 0;
@@ -467,63 +315,145 @@ static uint64_t sum(const uint64_t *splits, uint32_t count) {
     return total;
 }
 
-/* Checks that each rank expects what the others send. Sets largest_bytes, or failed_rank (the sender) and other_rank. */
-static enum outcome compare_splits(const struct group *group, struct operation *operation) {
-    operation->largest_bytes = 0;
-    for (uint32_t sender = 0; sender < group->size; sender++) {
-        const uint64_t *sent = group->ranks[sender].splits[operation->parity];
-        uint64_t bytes = sum(sent, group->size);
-        if (bytes > operation->largest_bytes)
-            operation->largest_bytes = bytes;
-        for (uint32_t receiver = 0; receiver < group->size; receiver++)
-            if (sent[receiver] != group->ranks[receiver].splits[operation->parity][group->size + sender]) {
-                operation->failed_rank = (int32_t)sender, operation->other_rank = (int32_t)receiver;
-                return UNEVEN;
-            }
-    }
-    return DONE;
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
 }
 
-/* Copies this rank's part of every source. */
-static enum outcome copy_splits(const struct group *group, struct operation *operation) {
-    const uint64_t *expected = operation->splits + group->size;
-    enum outcome outcome = DONE;
-    for (uint32_t step = 1; step <= group->size && outcome == DONE; step++) {
-        uint32_t other = (group->rank + step) % group->size;
-        const uint64_t *sent = group->ranks[other].splits[operation->parity];
-        enum place place = sum(sent, group->size) <= group->payload_bytes ? PAYLOAD : SOURCE;
-        outcome = read_rank(group, operation, other, place, sum(sent, group->rank),
-                            operation->target + sum(expected, other), sent[group->rank]);
+/* The largest number of bytes of a block that are in one piece. */
+static uint64_t step_bytes(const struct group *group, const struct operation *operation) {
+    if (operation->scatters)
+        return group->payload_bytes / group->size / ALIGNED_BYTES * ALIGNED_BYTES;
+    return operation->bytes <= group->payload_bytes ? group->payload_bytes : group->piece_bytes;
+}
+
+/* Whether each rank reduces its share of a piece for all, instead of all of it for itself. */
+static int has_shares(const struct group *group, const struct operation *operation) {
+    return operation->reduction != NULL && !operation->scatters && operation->bytes > group->payload_bytes;
+}
+
+/* The first byte of a rank's share of `bytes` bytes. */
+static uint64_t share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
+    uint64_t blocks = (bytes + ALIGNED_BYTES - 1) / ALIGNED_BYTES;
+    return least(blocks * rank / group->size * ALIGNED_BYTES, bytes);
+}
+
+/* Bytes of the piece in a block of `bytes` bytes. */
+static uint64_t piece_bytes(const struct group *group, const struct operation *operation, uint64_t bytes) {
+    return bytes > operation->done ? least(bytes - operation->done, step_bytes(group, operation)) : 0;
+}
+
+static void copy(uint8_t *target, const uint8_t *source, uint64_t bytes) {
+    if (bytes > 0 && target != source)
+        memmove(target, source, bytes);
+}
+
+/* Copies the piece from this rank's source to its payload. */
+static void fill(const struct group *group, const struct operation *operation) {
+    uint8_t *payload = group->ranks[group->rank].payloads[operation->parity];
+    const uint64_t *splits = operation->splits;
+    if (operation->source == NULL)
+        return;
+    if (has_shares(group, operation)) { /* all but its own share, which no other rank reads */
+        uint64_t bytes = piece_bytes(group, operation, operation->bytes);
+        uint64_t first = share_start(group, group->rank, bytes), last = share_start(group, group->rank + 1, bytes);
+        copy(payload, operation->source + operation->done, first);
+        copy(payload + last, operation->source + operation->done + last, bytes - last);
+        return;
     }
-    return outcome;
+    for (uint32_t block = 0; block < (operation->scatters ? group->size : 1); block++) {
+        uint64_t start = splits != NULL ? sum(splits, block) : block * operation->bytes;
+        uint64_t bytes = piece_bytes(group, operation, splits != NULL ? splits[block] : operation->bytes);
+        copy(payload + block * step_bytes(group, operation), operation->source + start + operation->done, bytes);
+    }
+}
+
+/* Copies the piece from the payloads of the senders to this rank's target. */
+static void drain(const struct group *group, const struct operation *operation) {
+    const uint64_t *splits = operation->splits;
+    uint64_t offset = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
+    if (operation->target == NULL)
+        return;
+    for (uint32_t step = 1; step <= group->size; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        uint64_t start = splits != NULL ? sum(splits + group->size, other) : other * operation->bytes;
+        uint64_t bytes = piece_bytes(group, operation, splits != NULL ? splits[group->size + other] : operation->bytes);
+        if (operation->sender == ALL_RANKS || operation->sender == (int32_t)other)
+            copy(operation->target + (operation->sender == ALL_RANKS ? start : 0) + operation->done,
+                 group->ranks[other].payloads[operation->parity] + offset, bytes);
+    }
+}
+
+#define DEFAULT_MODE 0x1F80 /* of floating-point arithmetic when a process starts. Source: Intel SDM, MXCSR */
+
+/* Reduces bytes `first` to `last` of all payloads, from `left`, which is of the rank `start`. */
+static void combine_payloads(const struct group *group, const struct operation *operation, uint8_t *result,
+                             const uint8_t *left, uint32_t start, uint64_t first, uint64_t last) {
+    const struct reduction *how = operation->reduction;
+    const struct arithmetic *type = &types[how->type];
+    uint64_t bytes = last - first;
+    /* The program may have told this thread alone to count subnormal numbers as zero (torch.set_flush_denormal), but all
+     * ranks must compute the same. */
+    unsigned int mode = _mm_getcsr();
+    _mm_setcsr(DEFAULT_MODE);
+    for (uint32_t step = 1; step < group->size; step++) {
+        const uint8_t *right = group->ranks[(start + step) % group->size].payloads[operation->parity] + first;
+        type->combine[how->operation](result, left, right, bytes / type->size);
+        left = result;
+    }
+    copy(result, left, bytes);
+    if (how->divisor > 1)
+        type->divide(result, bytes / type->size, how->divisor);
+    _mm_setcsr(mode);
+}
+
+/* Reduces the piece, or this rank's share of it, which stays in its payload. */
+static void reduce(const struct group *group, const struct operation *operation) {
+    uint64_t bytes = piece_bytes(group, operation, operation->bytes);
+    if (has_shares(group, operation)) {
+        uint64_t first = share_start(group, group->rank, bytes), last = share_start(group, group->rank + 1, bytes);
+        combine_payloads(group, operation, group->ranks[group->rank].payloads[operation->parity] + first,
+                         operation->source + operation->done + first, group->rank, first, last);
+    } else if (operation->target != NULL) {
+        uint64_t first = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
+        combine_payloads(group, operation, operation->target + operation->done,
+                         group->ranks[0].payloads[operation->parity] + first, 0, first, first + bytes);
+    }
+}
+
+/* Copies all ranks' shares of the piece to the target. */
+static void copy_shares(const struct group *group, const struct operation *operation) {
+    uint64_t bytes = piece_bytes(group, operation, operation->bytes);
+    for (uint32_t step = 0; step < group->size && operation->target != NULL; step++) {
+        uint32_t other = (group->rank + step) % group->size;
+        uint64_t first = share_start(group, other, bytes), last = share_start(group, other + 1, bytes);
+        copy(operation->target + operation->done + first,
+             group->ranks[other].payloads[operation->parity] + first, last - first);
+    }
 }
 
 /*
  * Operations
  */
 
-/* Publishes this rank's call and its tensor, or the tensor's address. */
-static void announce(struct group *group, struct operation *operation) {
-    const struct rank *mine = &group->ranks[group->rank];
-    uint32_t parity = operation->parity = (group->number + 1) & 1;
-    uint64_t bytes = operation->splits != NULL ? operation->source_bytes : operation->largest_bytes;
-    if (bytes <= group->payload_bytes && operation->source_bytes > 0)
-        memcpy(mine->payloads[parity], operation->source, operation->source_bytes);
-    if (operation->splits != NULL)
-        memcpy(mine->splits[parity], operation->splits, 2 * group->size * sizeof *operation->splits);
-    __atomic_store_n(&mine->slot->reduced, 0, __ATOMIC_RELAXED);
-    for (uint32_t other = 0; other < group->size; other++)
-        group->copied[other] = 0;
-    mine->slot->announcements[parity].call = operation->call;
-    mine->slot->announcements[parity].source = (uint64_t)operation->source;
-    mine->slot->announcements[parity].result = (uint64_t)operation->result - operation->first;
-    operation->announced = arrive(group, operation);
+/* Returns DONE if each rank expects what the others send; else sets failed_rank (the sender) and other_rank. */
+static enum outcome compare_splits(const struct group *group, struct operation *operation) {
+    for (uint32_t sender = 0; sender < group->size; sender++)
+        for (uint32_t receiver = 0; receiver < group->size; receiver++) {
+            uint64_t sent = group->ranks[sender].splits[operation->parity][receiver];
+            if (sent != group->ranks[receiver].splits[operation->parity][group->size + sender]) {
+                operation->failed_rank = (int32_t)sender, operation->other_rank = (int32_t)receiver;
+                return UNEVEN;
+            }
+            if (sent > operation->bytes)
+                operation->bytes = sent;
+        }
+    return DONE;
 }
 
 /* Returns DONE if all ranks have announced the same call; else sets failed_rank. */
 static enum outcome compare(const struct group *group, struct operation *operation) {
     for (uint32_t other = 0; other < group->size; other++) {
-        const struct call *theirs = &group->ranks[other].slot->announcements[operation->parity].call;
+        const struct call *theirs = &group->ranks[other].slot->announcements[operation->parity];
         if (memcmp(theirs, &operation->call, sizeof *theirs) != 0) {
             operation->failed_rank = (int32_t)other;
             return DISAGREES;
@@ -532,100 +462,64 @@ static enum outcome compare(const struct group *group, struct operation *operati
     return operation->splits != NULL ? compare_splits(group, operation) : DONE;
 }
 
-#define DEFAULT_MODE 0x1F80 /* of floating-point arithmetic when a process starts. Source: Intel SDM, MXCSR */
-
-/* Reduces and copies after the first barrier. */
-static enum outcome transfer(const struct group *group, struct operation *operation) {
-    int is_small = operation->largest_bytes <= group->payload_bytes;
-    if (operation->splits != NULL)
-        return copy_splits(group, operation);
-    if (operation->reduction == NULL)
-        return copy_sources(group, operation, is_small ? PAYLOAD : SOURCE);
-    /* The program may have told this thread alone to count subnormal numbers as zero (torch.set_flush_denormal), but all
-     * ranks must compute the same. */
-    unsigned int mode = _mm_getcsr();
-    _mm_setcsr(DEFAULT_MODE);
-    enum outcome outcome = DONE;
-    if (is_small)
-        reduce_small(group, operation);
-    else
-        outcome = reduce_large(group, operation);
-    _mm_setcsr(mode);
-    return outcome;
-}
-
-/*
- * Whether all tensors were as announced until now, after this rank's last read. A rank that gives up says so before its
- * program can change a tensor, perhaps while it waits at the barrier that this rank is about to reach. One that exited
- * is noticed by the read, except if its process id is in use again, which takes longer than poll_nanoseconds. If it exited
- * before this rank's announcement, it never reaches the last barrier, which other ranks reach after that only.
- */
-static enum outcome check_read(const struct group *group, struct operation *operation) {
-    int is_slow = now() > operation->announced + group->poll_nanoseconds;
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    for (uint32_t other = 0; other < group->size; other++) {
-        const struct rank *rank = &group->ranks[other];
-        operation->failed_rank = (int32_t)other;
-        if (__atomic_load_n(&rank->slot->has_left, __ATOMIC_ACQUIRE))
-            return other == group->rank ? ABORTED : LEFT;
-        if (is_slow && has_exited(rank))
-            return EXITED;
+/* Publishes this rank's piece, with its call if it is the first one. Returns DONE; or ABORTED if another thread has made
+ * this rank leave the group: it does so before the program can change the tensor, so no changed piece is published. */
+static enum outcome announce(struct group *group, struct operation *operation) {
+    const struct rank *mine = &group->ranks[group->rank];
+    operation->parity = ++group->piece & 1;
+    fill(group, operation);
+    if (operation->done == 0) {
+        mine->slot->announcements[operation->parity] = operation->call;
+        if (operation->splits != NULL)
+            memcpy(mine->splits[operation->parity], operation->splits, 2 * group->size * sizeof *operation->splits);
     }
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&mine->slot->has_left, __ATOMIC_ACQUIRE)) {
+        operation->failed_rank = (int32_t)group->rank;
+        return ABORTED;
+    }
+    arrive(group, operation);
     return DONE;
 }
 
-enum phase { ANNOUNCE, MEET, REDUCED, READ };
+enum phase { ANNOUNCE, MEET, REDUCED };
 
-/*
- * Runs the operation, whose phase is 0, or continues it after INTERRUPTED. Large operations end with a barrier, so that
- * no rank changes a tensor that another still reads.
- */
+/* Runs the operation, whose phase is 0, or continues it after INTERRUPTED. */
 int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
     enum outcome outcome = DONE;
-    uint32_t missing = 1;
-    if (operation->phase == ANNOUNCE) {
-        announce(group, operation);
-        operation->phase = MEET;
-    }
-    if (operation->phase == MEET) {
-        if ((outcome = await_all(group, operation)) != DONE || (outcome = compare(group, operation)) != DONE ||
-            (outcome = transfer(group, operation)) != DONE || operation->largest_bytes <= group->payload_bytes)
-            return (int)outcome;
-        operation->phase = REDUCED;
-        if (operation->shares) {
-            arrive(group, operation);
-            if ((outcome = copy_soon(group, operation, &missing)) != DONE)
+    do {
+        if (operation->phase == ANNOUNCE) {
+            if ((outcome = announce(group, operation)) != DONE)
                 return (int)outcome;
+            operation->phase = MEET;
         }
-    }
-    if (operation->phase == REDUCED) {
-        if (operation->shares && missing > 0 &&
-            ((outcome = await_all(group, operation)) != DONE ||
-             (outcome = copy_shares(group, operation, &missing)) != DONE))
-            return (int)outcome;
-        if ((outcome = check_read(group, operation)) != DONE)
-            return (int)outcome;
-        operation->phase = READ;
-        arrive(group, operation);
-    }
-    return (int)await_all(group, operation);
+        if (operation->phase == MEET) {
+            if ((outcome = await_all(group, operation)) != DONE ||
+                (operation->done == 0 && (outcome = compare(group, operation)) != DONE))
+                return (int)outcome;
+            if (operation->reduction == NULL)
+                drain(group, operation);
+            else
+                reduce(group, operation);
+            if (has_shares(group, operation))
+                arrive(group, operation);
+            operation->phase = REDUCED;
+        }
+        if (has_shares(group, operation)) {
+            if ((outcome = await_all(group, operation)) != DONE)
+                return (int)outcome;
+            copy_shares(group, operation);
+        }
+        operation->done += step_bytes(group, operation);
+        operation->phase = ANNOUNCE;
+    } while (operation->done < operation->bytes);
+    return DONE;
 }
 
 /* Reduces the `bytes` bytes at the address over all ranks. */
 int cpulaunch_ccl_all_reduce(struct group *group, struct operation *operation, const struct call *call, void *address,
                              uint64_t bytes, const struct reduction *reduction) {
-    int is_small = bytes <= group->payload_bytes;
-    uint64_t first = is_small ? 0 : share_start(group, group->rank, bytes);
-    uint64_t last = is_small ? bytes : share_start(group, group->rank + 1, bytes);
-    *operation = (struct operation){
-        .call = *call, .source = address, .source_bytes = bytes, .largest_bytes = bytes, .reduction = reduction,
-        .result = (uint8_t *)address + first, .first = first, .last = last, .shares = !is_small,
-        .sender = ALL_RANKS, .target = address,
-    };
+    *operation = (struct operation){.call = *call, .source = address, .target = address, .bytes = bytes,
+                                    .reduction = reduction, .sender = ALL_RANKS};
     return cpulaunch_ccl_run(group, operation);
-}
-
-/* This rank's share of `bytes` bytes: its first byte; of the next rank, its last. */
-uint64_t cpulaunch_ccl_share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
-    return share_start(group, rank, bytes);
 }

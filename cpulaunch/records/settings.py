@@ -318,7 +318,7 @@ class Settings:
         None,
         types.choice(CclPath),
         "Collectives",
-        "how ccl moves data: through the ranks' own memory (one host) or by oneCCL (default: auto)",
+        "how ccl moves data: through memory that ranks share (one host) or by oneCCL (default: auto)",
     )
 
     profile: tuple[str, ...] = _cli_setting(

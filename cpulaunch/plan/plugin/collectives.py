@@ -229,9 +229,9 @@ def _path(request: LaunchRequest, *, workers: bool) -> tuple[VariableRequest, ..
 
 
 _PATH_REASONS = {
-    "auto": "through the ranks' own memory if all are on one host and the kernel permits it, else by oneCCL",
-    "memory": "ranks read and write each other's memory; an error where they cannot",
-    "oneccl": "by oneCCL, also where ranks could read each other's memory",
+    "auto": "through memory that the ranks share if all are on one host and the kernel permits it, else by oneCCL",
+    "memory": "through memory that the ranks share; an error where they cannot share any",
+    "oneccl": "by oneCCL, also where ranks could share memory",
 }
 
 

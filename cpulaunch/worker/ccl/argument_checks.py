@@ -34,8 +34,9 @@ def plain(tensor: Tensor) -> Tensor:
 def check_writable(tensors: Sequence[Tensor]) -> None:
     """Raises: ValueError if elements of a tensor share memory, as those of an expanded tensor do."""
     for tensor in tensors:
-        strides = zip(tensor.shape, tensor.stride(), strict=True)
-        if not tensor.is_contiguous() and any(size > 1 and stride == 0 for size, stride in strides):
+        if tensor.is_contiguous():
+            continue
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise ValueError(f"a tensor with strides {tuple(tensor.stride())} cannot be written to: pass a clone")
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceCoalescedOptions
 
-from cpulaunch.worker.ccl.memory.library import CHUNK_BYTES, PAYLOAD_BYTES, payload_bytes
+from cpulaunch.worker.ccl.memory.library import PAYLOAD_BYTES, PIECE_BYTES, payload_bytes
 
 Op = dist.ReduceOp
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -36,7 +36,7 @@ def table(dtype, kind):
 
 def sizes(draw, dtype, size):
     """A number of elements, often near a limit of the library."""
-    limits = (payload_bytes(size), PAYLOAD_BYTES // size, payload_bytes(size) // size, CHUNK_BYTES, 512 * size)
+    limits = (payload_bytes(size), PAYLOAD_BYTES // size, payload_bytes(size) // size, PIECE_BYTES, 512 * size)
     count = draw.choice(limits) // dtype.itemsize + draw.choice((-1, 0, 0, 1, 5))
     most = LARGEST_BYTES // dtype.itemsize // size
     return min(draw.choice((*SMALL, count, count, count, draw.choice((40_000, 300_000, 2 * count)))), most)

@@ -1,1 +1,1 @@
-"""The memory path of the backend, for ranks on one host: a shared barrier, and access to each other's memory."""
+"""The memory path of the backend, for ranks on one host: a barrier, and pieces of tensors in shared memory."""

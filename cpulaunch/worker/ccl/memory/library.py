@@ -23,18 +23,20 @@ LIBRARY = os.path.join(PACKAGE, MEMORY_LIBRARY)
 SLOT_BYTES = 128
 """Distance between slots: two cache lines, so that ranks do not write to the same one."""
 PAYLOAD_BYTES, READ_BYTES = 64 << 10, 1 << 20
-"""Largest tensor, in bytes, that a rank passes through the shared memory. Unwritten pages take no memory.
+"""Largest tensor, in bytes, that a rank passes to all others in one piece. Unwritten pages take no memory.
 
-With few ranks it is larger: up to READ_BYTES from all ranks together, a rank reads whole tensors there in less time
+With few ranks it is larger: up to READ_BYTES from all ranks together, a rank reduces whole tensors in less time
 than the ranks need to reduce shares of them and to wait for each other once more.
 """
-CHUNK_BYTES = 128 << 10
-"""Bytes reduced at a time: the own chunk and a peer's fit into a core's cache."""
+PIECE_BYTES = 128 << 10
+"""Largest piece of a larger tensor: it, its copy in the shared memory and another rank's fit into a core's cache."""
+BLOCK_BYTES = 512
+"""Pieces are a multiple of it: ALIGNED_BYTES in ccl_memory.c."""
 SPIN_SECONDS, POLL_SECONDS = 50e-6, 0.5
 """Times that a rank spins before it sleeps, and sleeps before it checks whether the late rank still exists."""
-DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, UNREADABLE, ABORTED = range(9)
+DONE, INTERRUPTED, LEFT, EXITED, LATE, DISAGREES, UNEVEN, ABORTED = range(8)
 """Outcomes of a run, as in ccl_memory.c."""
-NO_RANK, ALL_RANKS = -1, -2
+ALL_RANKS = -2
 
 
 class Slot(Structure):
@@ -43,9 +45,8 @@ class Slot(Structure):
     _fields_ = (
         ("count", c_uint32),
         ("has_left", c_uint32),
-        ("sleepers", c_uint32 * 4),
-        ("announcements", c_uint64 * 4 * 2),
-        ("reduced", c_uint64),
+        ("sleepers", c_uint32 * 2),
+        ("announcements", c_uint64 * 2 * 2),
     )
 
 
@@ -71,11 +72,10 @@ class NativeGroup(Structure):
         ("spin_nanoseconds", c_uint64),
         ("poll_nanoseconds", c_uint64),
         ("timeout_nanoseconds", c_uint64),
-        ("scratch", c_void_p),
-        ("chunk_bytes", c_uint64),
         ("payload_bytes", c_uint64),
-        ("copied", c_void_p),
+        ("piece_bytes", c_uint64),
         ("number", c_uint32),
+        ("piece", c_uint32),
     )
 
 
@@ -91,25 +91,18 @@ class Operation(Structure):
     _fields_ = (
         ("call", ctypes.c_uint8 * CALL.size),
         ("source", c_void_p),
-        ("source_bytes", c_uint64),
-        ("largest_bytes", c_uint64),
-        ("reduction", POINTER(NativeReduction)),
-        ("result", c_void_p),
-        ("first", c_uint64),
-        ("last", c_uint64),
-        ("shares", c_uint32),
-        ("sender", c_int32),
-        ("offset", c_uint64),
-        ("bytes", c_uint64),
         ("target", c_void_p),
+        ("bytes", c_uint64),
+        ("reduction", POINTER(NativeReduction)),
         ("splits", POINTER(c_uint64)),
-        ("announced", c_uint64),
+        ("sender", c_int32),
+        ("scatters", c_uint32),
+        ("done", c_uint64),
         ("deadline", c_uint64),
         ("phase", c_uint32),
         ("parity", c_uint32),
         ("failed_rank", c_int32),
         ("other_rank", c_int32),
-        ("error", c_int32),
     )
 
 
@@ -118,7 +111,6 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "leave": (None, c_void_p),
     "run": (c_int, c_void_p, c_void_p),
     "all_reduce": (c_int, c_void_p, c_void_p, ctypes.c_char_p, c_void_p, c_uint64, c_void_p),
-    "share_start": (c_uint64, c_void_p, c_uint32, c_uint64),
 }
 """Function, without its prefix cpulaunch_ccl_ -> the types of its result and its arguments."""
 
@@ -138,7 +130,7 @@ def load(path: str = LIBRARY) -> dict[str, Any] | None:
 
 def payload_bytes(size: int) -> int:
     """Size of a payload in a group of `size` ranks."""
-    return max(PAYLOAD_BYTES, READ_BYTES // size)
+    return max(PAYLOAD_BYTES, READ_BYTES // size // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES * size)
 
 
 def bytes_needed(size: int) -> int:
@@ -151,7 +143,7 @@ def _splits_offset(size: int, rank: int, parity: int) -> int:
 
 
 def _payload_offset(size: int, rank: int, parity: int) -> int:
-    """Byte offset of a rank's payload for barriers of even (0) or odd (1) number; page-aligned."""
+    """Byte offset of a rank's payload for pieces of even (0) or odd (1) number; page-aligned."""
     before = -(-_splits_offset(size, size, 0) // mmap.PAGESIZE) * mmap.PAGESIZE
     return before + (2 * rank + parity) * (-(-payload_bytes(size) // mmap.PAGESIZE) * mmap.PAGESIZE)
 
@@ -178,7 +170,6 @@ class SharedGroup:
         self._close_pidfds.atexit = False
         anchor = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(anchor)
-        scratch = (ctypes.c_char * CHUNK_BYTES)()
         ranks = (RankMemory * size)()
         for each in range(size):
             ranks[each].slot = start + SLOT_BYTES * each
@@ -186,12 +177,11 @@ class SharedGroup:
                 ranks[each].payloads[parity] = start + _payload_offset(size, each, parity)
                 ranks[each].splits[parity] = start + _splits_offset(size, each, parity)
             ranks[each].process, ranks[each].pidfd = processes[each], pidfds[each]
-        copied = (c_uint64 * size)()
-        self._kept_alive = memory, anchor, scratch, ranks, copied
+        self._kept_alive = memory, anchor, ranks
         self.native = NativeGroup(ranks=ranks, rank=rank, size=size)
-        self.native.scratch, self.native.copied = ctypes.addressof(scratch), ctypes.addressof(copied)
         self.native.spin_nanoseconds, self.native.poll_nanoseconds = int(SPIN_SECONDS * 1e9), int(POLL_SECONDS * 1e9)
-        self.native.chunk_bytes, self.native.payload_bytes = CHUNK_BYTES, payload_bytes(size)
+        self.native.payload_bytes = payload_bytes(size)
+        self.native.piece_bytes = min(PIECE_BYTES, payload_bytes(size))
         self.pointer = ctypes.byref(self.native)
         self.set_timeout(seconds)
         if len(self._cpus()) < size:

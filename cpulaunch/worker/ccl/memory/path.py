@@ -1,25 +1,20 @@
-"""Collectives of ranks on one host, which read each other's memory.
+"""Collectives of ranks on one host, through memory that they share, piece by piece.
 
-Small tensors are copied through shared memory. The kernel copies larger ones once, from process to process. An
-all-reduce of a large tensor runs in two steps: each rank reduces its share of the elements, then copies the others'.
-The path needs no busy thread and no space in /dev/shm. Source: process_vm_readv(2).
+To reduce a large tensor, each rank reduces its share of every piece, then copies the others'.
+The path needs no busy thread and no space in /dev/shm.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
-import os
 
 from cpulaunch.worker.ccl.memory.library import (
     ABORTED,
     ALL_RANKS,
-    DISAGREES,
     EXITED,
     INTERRUPTED,
     LATE,
     LEFT,
-    NO_RANK,
     UNEVEN,
     NativeReduction,
     Operation,
@@ -61,68 +56,35 @@ class MemoryPath:
 
     def all_reduce(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
-        pointer = ctypes.byref(self._native(reduction))
-        outcome = self._start(self._group.pointer, self._pointer, call, tensor.data_ptr(), tensor.nbytes, pointer)
+        address, native = tensor.data_ptr(), self._native(reduction)
+        outcome = self._start(self._group.pointer, self._pointer, call, address, tensor.nbytes, native)
         if outcome:
             self._complete(outcome)
 
     def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
         """Effect: the root's tensor is reduced over all ranks; those of other ranks do not change."""
-        is_root, is_small, size = root == self._rank, flat.nbytes <= self._group.native.payload_bytes, flat.nbytes
-        first, last = (0, size if is_root else 0) if is_small else self._share(size)
-        share = flat.view(-1)[first // flat.itemsize : last // flat.itemsize]
-        result = share if is_root else share.new_empty(share.shape)
-        self._run(
-            call,
-            flat,
-            size,
-            reduction=ctypes.pointer(self._native(reduction)),
-            result=result.data_ptr(),
-            first=first,
-            last=last,
-            shares=1,
-            sender=ALL_RANKS if is_root else NO_RANK,
-            target=flat.data_ptr(),
-        )
+        self._run(call, flat, flat if root == self._rank else None, flat.nbytes, reduction=self._native(reduction))
 
     def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, reduction: Reduction) -> None:
-        """Effect: the target is this rank's part of the source, reduced over all ranks."""
-        first = self._rank * target.nbytes
-        self._run(
-            call,
-            source,
-            source.nbytes,
-            reduction=ctypes.pointer(self._native(reduction)),
-            result=target.data_ptr(),
-            first=first,
-            last=first + target.nbytes,
-        )
+        """Effect: the target is this rank's part of the reduced source."""
+        self._run(call, source, target, target.nbytes, reduction=self._native(reduction), scatters=1)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
         """Effect: the root's tensor is copied to all ranks."""
-        size = flat.nbytes
-        if root == self._rank:
-            self._run(call, flat, size)
-        else:
-            self._run(call, None, size, sender=root, bytes=size, target=flat.data_ptr())
+        source, target = (flat, None) if root == self._rank else (None, flat)
+        self._run(call, source, target, flat.nbytes, sender=root)
 
-    def all_gather(self, call: bytes, target: Tensor, source: Tensor) -> None:
-        """Effect: the target holds the sources of all ranks, in rank order."""
-        size = source.nbytes
-        self._run(call, source, size, sender=ALL_RANKS, bytes=size, target=target.data_ptr())
+    def all_gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
+        """Effect: the target holds the sources of all ranks, in rank order. It may be None."""
+        self._run(call, source, target, source.nbytes)
 
     def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
         """Effect: the root's target holds the sources of all ranks, in rank order. It is None in other ranks."""
-        if target is None:
-            self._run(call, source, source.nbytes)
-        else:
-            self.all_gather(call, target, source)
+        self.all_gather(call, target, source)
 
     def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
         """Effect: the target is this rank's part of the root's source, which is None in other ranks."""
-        size = target.nbytes
-        place = {"sender": root, "offset": self._rank * size, "bytes": size, "target": target.data_ptr()}
-        self._run(call, source, size * self._size, **place)
+        self._run(call, source, target, target.nbytes, sender=root, scatters=1)
 
     def all_to_all(self, call: bytes, target: Tensor, source: Tensor, splits: Sequence[Sequence[int]]) -> None:
         """Effect: the target holds the parts of all ranks' sources for this rank.
@@ -131,14 +93,16 @@ class MemoryPath:
         """
         sent, expected = ([count * source.itemsize for count in counts] for counts in splits)
         table = (ctypes.c_uint64 * (2 * self._size))(*sent, *expected)
-        self._run(call, source, 0, target=target.data_ptr(), splits=table)
+        self._run(call, source, target, splits=table, scatters=1)
 
-    def _run(self, call: bytes, source: Tensor | None = None, largest: int = 0, **more: Any) -> None:
-        """Effect: runs the operation with these fields of `struct operation` in ccl_memory.c."""
-        fields = {"sender": NO_RANK} | more
-        if source is not None:
-            fields |= {"source": source.data_ptr(), "source_bytes": source.nbytes}
-        operation = Operation((ctypes.c_uint8 * CALL.size).from_buffer_copy(call), largest_bytes=largest, **fields)
+    def _run(
+        self, call: bytes, source: Tensor | None = None, target: Tensor | None = None, size: int = 0, **more: Any
+    ) -> None:
+        """Effect: runs `struct operation` of ccl_memory.c with blocks of `size` bytes and the fields in `more`."""
+        buffers = {"source": source, "target": target}
+        addresses = {name: tensor.data_ptr() for name, tensor in buffers.items() if tensor is not None}
+        fields = {"sender": ALL_RANKS, "bytes": size} | addresses | more
+        operation = Operation((ctypes.c_uint8 * CALL.size).from_buffer_copy(call), **fields)
         ctypes.memmove(self._pointer, ctypes.byref(operation), ctypes.sizeof(operation))
         outcome = self._continue(self._group.pointer, self._pointer)
         if outcome:
@@ -165,11 +129,7 @@ class MemoryPath:
             return PeerLostError(f"{who} exited before it reached this collective")
         if outcome == ABORTED:
             return CclError("the group was aborted")
-        if outcome in (DISAGREES, UNEVEN):
-            return self._disagreement(outcome)
-        if self._operation.error == errno.ESRCH:
-            return PeerLostError(f"{who} exited during a collective")
-        return CclError(f"cannot read the memory of {who}: {os.strerror(self._operation.error)}")
+        return self._disagreement(outcome)
 
     def _disagreement(self, outcome: int) -> RanksDisagreeError:
         failed, other, parity = self._operation.failed_rank, self._operation.other_rank, self._operation.parity
@@ -183,18 +143,15 @@ class MemoryPath:
         return RanksDisagreeError(f"the ranks' collectives do not match: {text}")
 
     def _announced_call(self, rank: int, parity: int) -> bytes:
-        return bytes(self._group.slot(rank).announcements[parity])[: CALL.size]
+        return bytes(self._group.slot(rank).announcements[parity])
 
-    def _share(self, size: int) -> tuple[int, int]:
-        """First byte of this rank's share of `size` bytes, and the byte after its last."""
-        start = self._group.functions["share_start"]
-        return start(self._group.pointer, self._rank, size), start(self._group.pointer, self._rank + 1, size)
-
-    def _native(self, reduction: Reduction) -> NativeReduction:
+    def _native(self, reduction: Reduction) -> Any:
+        """A pointer to the reduction as the library knows it."""
         known = self._reductions.get(reduction)
         if known is None:
             divisor = self._size if reduction.averages else 1
-            known = self._reductions[reduction] = NativeReduction(reduction.kind, reduction.operation, divisor)
+            native = NativeReduction(reduction.kind, reduction.operation, divisor)
+            known = self._reductions[reduction] = ctypes.pointer(native)
         return known
 
     def lost_peer(self) -> None:

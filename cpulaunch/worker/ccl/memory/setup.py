@@ -4,8 +4,8 @@ Anyone who reaches the ranks' store may write to it, so nothing that it holds is
 socket, whose name is in the store; the kernel tells both ends of a connection the other's user, which must be the same.
 Over the connections the ranks get each other's process ids and the memory, a memfd, which has no name that others could
 open. A rank then reads a random number, told over the connections, from the memory of every process: this proves
-that the id belongs to a member, also in another pid namespace, and that the kernel permits reading. The process
-descriptors (pidfd), opened before that and alive after it, prove that no id was reused.
+that the id belongs to a member, also in another pid namespace. The process descriptors (pidfd), opened before that and
+alive after it, prove that no id was reused.
 Sources: unix(7), SO_PEERCRED; memfd_create(2); pidfd_open(2); process_vm_readv(2); prctl(2), PR_SET_PTRACER.
 """
 
@@ -20,7 +20,6 @@ import select
 import socket
 import struct
 import time
-import weakref
 from contextlib import ExitStack, suppress
 
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
@@ -47,8 +46,6 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PR_SET_PTRACER, _PTRACER_ANY, _PTRACER_NONE = 0x59616D61, ctypes.c_ulong(-1), ctypes.c_ulong(0)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
-_joined: weakref.WeakSet[SharedGroup] = weakref.WeakSet()
-"""The groups of this process."""
 
 
 def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGroup:
@@ -65,20 +62,11 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGr
             join = _host if rank == 0 else _join
             group = join(store, mine, size=size, deadline=time.monotonic() + seconds, resources=resources)
             group.set_timeout(seconds)
-            _joined.add(group)
             return group
-    except UnavailableError:
-        _forbid_reading()
-        raise
     except OSError as error:
-        _forbid_reading()
         elsewhere = isinstance(error, ConnectionRefusedError)
         raise UnavailableError(_agree(store, ELSEWHERE if elsewhere else f"rank {rank}: {error}")) from None
-
-
-def _forbid_reading() -> None:
-    """Effect: with Yama, other processes may not read this one's memory any more, unless ranks of a group need it."""
-    if not _joined:
+    finally:  # All ranks have read their numbers, or will not.
         _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
 
 

@@ -1,1 +1,1 @@
-"""The oneCCL path of the backend: between hosts, or if ranks may not access each other's memory."""
+"""The oneCCL path of the backend: between hosts, or if ranks may not share memory."""

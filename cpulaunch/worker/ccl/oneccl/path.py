@@ -1,4 +1,4 @@
-"""Collectives over oneCCL, between hosts or if the kernel forbids ranks to access each other's memory."""
+"""Collectives over oneCCL, between hosts or if ranks may not share memory."""
 
 from __future__ import annotations
 
