@@ -322,7 +322,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 /* The largest number of bytes of a block that are in one piece. */
 static uint64_t step_bytes(const struct group *group, const struct operation *operation) {
     if (operation->scatters)
-        return group->payload_bytes / group->size / ALIGNED_BYTES * ALIGNED_BYTES;
+        return least(group->payload_bytes / group->size / ALIGNED_BYTES * ALIGNED_BYTES, group->piece_bytes);
     return operation->bytes <= group->payload_bytes ? group->payload_bytes : group->piece_bytes;
 }
 
