@@ -43,8 +43,12 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         if listener is None:
             return make_store(host, port, *more, **options)
         bound = listener.getsockname()[1]
+        taken = options | {"master_listen_fd": listener.fileno()}
         try:
-            store = make_store(host, bound, *more, **options, master_listen_fd=listener.fileno())
+            try:
+                store = make_store(host, bound, *more, **taken)
+            except NotImplementedError:  # The store with libuv of torch 2.4 and 2.5 cannot be given a socket.
+                store = make_store(host, bound, *more, **taken | {"use_libuv": False})
         except TypeError:  # This torch cannot be given a socket.
             listener.close()
             return make_store(host, port, *more, **options)

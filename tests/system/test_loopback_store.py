@@ -120,6 +120,21 @@ def test_a_torch_that_takes_no_socket():
     assert calls == [("127.0.0.1", 1234, True, {})]
 
 
+def test_a_torch_whose_store_with_libuv_takes_no_socket():
+    """torch 2.5: no job of one host could start."""
+    calls = []
+
+    def make_store(host_name, port, use_libuv=True, **options):
+        if use_libuv and "master_listen_fd" in options:
+            raise NotImplementedError("The libuv TCPStore backend does not support initialization with an listen fd")
+        return recorded(calls)(host_name, port, **options)
+
+    assert on_loopback(make_store)("127.0.0.1", 0, is_master=True, use_libuv=True) == "store"
+    [(_, port, _, options)] = calls
+    with socket.socket(fileno=options["master_listen_fd"]) as listener:
+        assert listener.getsockname() == ("127.0.0.1", port)
+
+
 def test_a_failing_store_keeps_the_descriptor():
     def fails(*arguments, **options):
         raise RuntimeError(options["master_listen_fd"])
