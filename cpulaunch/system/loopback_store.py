@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 import stat
+import sys
 import time
 from contextlib import suppress
 from functools import wraps
@@ -20,6 +22,11 @@ BACKLOG = 2048
 """Source: torch/csrc/distributed/c10d/socket.cpp."""
 MASTER_POSITION = 1
 """Position of `is_master` after host and port in the arguments of TCPStore."""
+LIBUV_TAKES_SOCKETS = 2, 8
+"""The first version of torch whose store with libuv, its default since 2.4, can be given a socket.
+
+Source: github.com/pytorch/pytorch, pull request 150215.
+"""
 RETRY_SECONDS, RETRIES = 0.02, 10
 """For a port at which another process listens for a moment only."""
 MAX_DESCRIPTORS = 1 << 12
@@ -43,12 +50,10 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         if listener is None:
             return make_store(host, port, *more, **options)
         bound = listener.getsockname()[1]
-        taken = options | {"master_listen_fd": listener.fileno()}
+        if _version_of_torch() < LIBUV_TAKES_SOCKETS:
+            options["use_libuv"] = False
         try:
-            try:
-                store = make_store(host, bound, *more, **taken)
-            except NotImplementedError:  # The store with libuv of torch 2.4 and 2.5 cannot be given a socket.
-                store = make_store(host, bound, *more, **taken | {"use_libuv": False})
+            store = make_store(host, bound, *more, **options, master_listen_fd=listener.fileno())
         except TypeError:  # This torch cannot be given a socket.
             listener.close()
             return make_store(host, port, *more, **options)
@@ -59,6 +64,12 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         return store
 
     return make
+
+
+def _version_of_torch() -> tuple[int, int]:
+    """Major and minor version of the torch that this process has imported; the newest that matters if there is none."""
+    found = re.match(r"(\d+)\.(\d+)", str(getattr(sys.modules.get("torch"), "__version__", "")))
+    return (int(found[1]), int(found[2])) if found else LIBUV_TAKES_SOCKETS
 
 
 def loopback_address(host_name: str) -> str | None:

@@ -54,11 +54,18 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
             _check_failure(watched)
     if errors:
         raise errors[0]
-    backend = made[0]
-    group = dist.ProcessGroup(store, rank, size)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._register_backend(torch.device("cpu"), kind, backend)
-    group._set_default_backend(kind)
+    group, kind = _group_of_gloo(store, rank, size), dist.ProcessGroup.BackendType.GLOO
+    group._register_backend(torch.device("cpu"), kind, made[0])
+    return group
+
+
+def _group_of_gloo(store: Any, rank: int, size: int) -> Any:
+    """A group without backends, whose default is gloo."""
+    make: Any = dist.ProcessGroup
+    if hasattr(make, "Options"):  # torch before 2.6.
+        return make(store, rank, size, make.Options("gloo"))
+    group = make(store, rank, size)
+    group._set_default_backend(make.BackendType.GLOO)
     return group
 
 
