@@ -236,6 +236,11 @@ static int has_exited(const struct rank *rank) {
     return process_vm_readv(rank->process, &here, 1, &nowhere, 1, 0) < 0 && errno == ESRCH;
 }
 
+/* Whether another thread has made this rank leave the group: the program may use the tensors from now on. */
+static int is_aborted(const struct group *group) {
+    return (int)__atomic_load_n(&group->ranks[group->rank].slot->has_left, __ATOMIC_ACQUIRE);
+}
+
 /* Sleeps until the rank has arrived; returns DONE, or why it does not arrive. */
 static enum outcome await_rank(const struct group *group, const struct rank *rank, uint64_t deadline) {
     struct slot *slot = rank->slot;
@@ -248,8 +253,8 @@ static enum outcome await_rank(const struct group *group, const struct rank *ran
             return DONE;
         if (left || exited)
             return left ? LEFT : EXITED;
-        if (__atomic_load_n(&group->ranks[group->rank].slot->has_left, __ATOMIC_ACQUIRE))
-            return ABORTED; /* by another thread of this process */
+        if (is_aborted(group))
+            return ABORTED;
         uint64_t time = now(), left_over = deadline > time ? deadline - time : 0;
         if (left_over == 0)
             return LATE;
@@ -277,14 +282,18 @@ static enum outcome await_all(const struct group *group, struct operation *opera
         if (outcome != DONE)
             return outcome;
     }
-    return DONE;
+    return is_aborted(group) ? ABORTED : DONE;
 }
 
-/* Tells that this rank has reached the next barrier. The store of the count comes after all that this rank has written and
- * read. It and the load of the flag are in one total order with the store of the flag and futex's load of the count in
- * await_rank: this rank sees the flag, or the other one the count. */
-static void arrive(struct group *group, struct operation *operation) {
+/* Tells that this rank has reached the next barrier. The store of the count comes after all that this rank has written
+ * and read. It and the load of the flag are in one total order with the store of the flag and futex's load of the count in
+ * await_rank: this rank sees the flag, or the other one the count. Returns DONE; or ABORTED, so that no piece is
+ * published that the program may have changed since the abort. */
+static enum outcome arrive(struct group *group, struct operation *operation) {
     struct slot *mine = group->ranks[group->rank].slot;
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (is_aborted(group))
+        return ABORTED;
     uint32_t number = ++group->number;
     operation->deadline = now() + group->timeout_nanoseconds;
     __atomic_store_n(&mine->count, number, __ATOMIC_SEQ_CST);
@@ -292,6 +301,7 @@ static void arrive(struct group *group, struct operation *operation) {
         __atomic_store_n(&mine->sleepers[number & 1], 0, __ATOMIC_SEQ_CST);
         syscall(SYS_futex, &mine->count, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
+    return DONE;
 }
 
 /* Effect: ranks that wait for this one, now or later, fail because it has left the group. One that is about to sleep just
@@ -462,8 +472,7 @@ static enum outcome compare(const struct group *group, struct operation *operati
     return operation->splits != NULL ? compare_splits(group, operation) : DONE;
 }
 
-/* Publishes this rank's piece, with its call if it is the first one. Returns DONE; or ABORTED if another thread has made
- * this rank leave the group: it does so before the program can change the tensor, so no changed piece is published. */
+/* Publishes this rank's piece, with its call if it is the first one; returns as arrive. */
 static enum outcome announce(struct group *group, struct operation *operation) {
     const struct rank *mine = &group->ranks[group->rank];
     operation->parity = ++group->piece & 1;
@@ -473,13 +482,7 @@ static enum outcome announce(struct group *group, struct operation *operation) {
         if (operation->splits != NULL)
             memcpy(mine->splits[operation->parity], operation->splits, 2 * group->size * sizeof *operation->splits);
     }
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&mine->slot->has_left, __ATOMIC_ACQUIRE)) {
-        operation->failed_rank = (int32_t)group->rank;
-        return ABORTED;
-    }
-    arrive(group, operation);
-    return DONE;
+    return arrive(group, operation);
 }
 
 enum phase { ANNOUNCE, MEET, REDUCED };
@@ -501,8 +504,8 @@ int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
                 drain(group, operation);
             else
                 reduce(group, operation);
-            if (has_shares(group, operation))
-                arrive(group, operation);
+            if (has_shares(group, operation) && (outcome = arrive(group, operation)) != DONE)
+                return (int)outcome;
             operation->phase = REDUCED;
         }
         if (has_shares(group, operation)) {

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -290,6 +291,32 @@ def test_another_thread_can_abort_a_wait():
     threading.Timer(0.2, group.leave).start()
     with pytest.raises(CclError, match="aborted"):
         MemoryPath(group).barrier(BARRIER)
+
+
+@pytest.mark.parametrize("count", [5, IN_A_PAYLOAD + 1])
+def test_a_rank_that_was_aborted_does_not_touch_its_tensor_when_the_late_one_arrives(count):
+    """It reduced into the tensor, which the program used again, and published what the program had written there."""
+    aborted, late = groups_of(2)
+    aborted.native.poll_nanoseconds = 10**11
+    tensor = torch.ones(count)
+
+    def reduce():
+        with suppress(CclError):
+            all_reduced(lambda _: tensor)(MemoryPath(aborted), 0)
+
+    thread = threading.Thread(target=reduce)
+    thread.start()
+    deadline = time.monotonic() + SECONDS
+    while not late.slot(1).sleepers[1]:
+        assert time.monotonic() < deadline
+    time.sleep(0.05)
+    aborted.leave()
+    tensor.fill_(42)
+    with suppress(PeerLostError):
+        all_reduced(lambda _: torch.ones(count))(MemoryPath(late), 1)
+    thread.join()
+    assert aborted.slot(0).count == 1
+    assert bool(tensor.eq(42).all())
 
 
 def test_a_rank_that_is_late_changes_nothing_in_a_rank_that_gave_up():
