@@ -263,10 +263,9 @@ static enum outcome await_rank(const struct group *group, const struct rank *ran
         __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST); /* see arrive */
         if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
             continue;
-        int interrupted = errno == EINTR;
-        exited = has_exited(rank); /* after a signal too: one each interval would end all sleeps before their time */
-        if (interrupted && !exited)
-            return INTERRUPTED;
+        /* After a signal too, as one each interval would end all sleeps before their time. */
+        if (!(exited = has_exited(rank)))
+            return INTERRUPTED; /* at the end of the interval too: a signal before the sleep has not ended it */
     }
 }
 

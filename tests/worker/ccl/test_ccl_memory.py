@@ -541,6 +541,26 @@ def test_the_exit_of_a_rank_is_noticed_by_a_program_that_is_interrupted_again_an
         os.close(pidfd)
 
 
+def test_a_signal_that_comes_before_a_sleep_is_handled_during_it():
+    """Only one that ended the sleep was: a rank that waited for a lost one did not react to a SIGTERM."""
+    group = groups_of(2, seconds=3)[0]
+    group.native.spin_nanoseconds, group.native.poll_nanoseconds = 3 * 10**8, 10**7
+
+    def interrupt(*_):
+        raise InterruptedError
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    started = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(InterruptedError):
+            MemoryPath(group).barrier(BARRIER)
+        assert time.monotonic() - started < 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("count", [1, 37, 1000, READ_BYTES // 4 + 3])
 def test_tensors_at_odd_addresses(dtype, count):
