@@ -464,3 +464,24 @@ def test_other_processes_may_read_a_rank_only_while_its_group_is_set_up():
         return permitted
 
     assert forked(permissions) == str([True, False] * 2)
+
+
+def test_a_rank_stays_readable_until_all_groups_that_its_threads_set_up_have_joined():
+    """The first one that had joined made the others fail under Yama, which then used gloo."""
+
+    def permissions():
+        kept, permitted, store = setup._libc.prctl, [], dist.HashStore()
+        setup._libc.prctl = lambda option, tracer, *rest: permitted.append(tracer.value != 0)
+        try:
+            with futures.ThreadPoolExecutor() as threads:
+                waiting = threads.submit(setup.join_memory, store, rank=0, size=2, seconds=SECONDS)
+                store.get(setup.SOCKET_KEY)
+                setup.join_memory(dist.HashStore(), rank=0, size=1, seconds=SECONDS).close()
+                meanwhile = list(permitted)
+                setup.join_memory(store, rank=1, size=2, seconds=SECONDS).close()
+                waiting.result().close()
+        finally:
+            setup._libc.prctl = kept
+        return meanwhile, permitted[-1]
+
+    assert forked(permissions) == str(([True] * 2, False))

@@ -19,8 +19,9 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
 from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed, load
@@ -46,8 +47,27 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _PR_SET_PTRACER, _PTRACER_ANY, _PTRACER_NONE = 0x59616D61, ctypes.c_ulong(-1), ctypes.c_ulong(0)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
+_lock = threading.Lock()
+_joining: list[None] = []
+"""One for each group that a thread of this process is joining."""
 
 
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Effect: with Yama, other processes may read this one while a thread is in this context, and no longer."""
+    with _lock:
+        _joining.append(None)
+        _libc.prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)  # Fails, harmlessly, in a kernel without Yama.
+    try:
+        yield
+    finally:  # All ranks of the thread's group have read their numbers, or will not.
+        with _lock:
+            _joining.pop()
+            if not _joining:
+                _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
+
+
+@_readable()
 def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGroup:
     """This rank's view of the group's shared memory, once all ranks have joined.
 
@@ -56,7 +76,6 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGr
     """
     nonce = ctypes.create_string_buffer(os.urandom(NONCE_BYTES), NONCE_BYTES)
     mine = MEMBER.pack(rank, os.getpid(), ctypes.addressof(nonce), nonce.raw)
-    _libc.prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)  # Fails, harmlessly, in a kernel without Yama.
     try:
         with ExitStack() as resources:
             join = _host if rank == 0 else _join
@@ -66,8 +85,6 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGr
     except OSError as error:
         elsewhere = isinstance(error, ConnectionRefusedError)
         raise UnavailableError(_agree(store, ELSEWHERE if elsewhere else f"rank {rank}: {error}")) from None
-    finally:  # All ranks have read their numbers, or will not.
-        _libc.prctl(_PR_SET_PTRACER, _PTRACER_NONE, 0, 0, 0)
 
 
 def _agree(store: Any, verdict: str) -> str:
