@@ -24,16 +24,14 @@ def collectives(facts: Facts) -> tuple[Finding, ...]:
         between = (
             "one host only, without oneCCL" if facts.oneccl is None else f"{engine} (it can be loaded) between hosts"
         )
-        found = f"ccl works: direct memory access between ranks on this host, {between}"
+        found = f"ccl works: shared memory between ranks on this host, {between}"
         missing = facts.missing_library_reason
         if not missing:
             return ok(found)
-        found = "ccl leaves collectives on one host to gloo, which is slower than direct memory access"
+        found = "ccl leaves collectives on one host to gloo, which is slower than shared memory"
         return advice(found, why=missing, fix=WITH_COMPILER)
     why, fix = obstacle
-    return advice(
-        "ccl leaves collectives on one host to gloo, which is slower than direct memory access", why=why, fix=fix
-    )
+    return advice("ccl leaves collectives on one host to gloo, which is slower than shared memory", why=why, fix=fix)
 
 
 def _obstacle(facts: Facts) -> tuple[str, str] | None:

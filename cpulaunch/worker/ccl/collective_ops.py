@@ -45,7 +45,7 @@ def overlap(one: Tensor, other: Tensor) -> bool:
 def apart(source: Tensor, target: Tensor, row: int) -> Tensor:
     """The flat source; a copy if it shares memory with the target and the smaller is not row number `row` of the other.
 
-    Other ranks read the source while this one already writes to its target.
+    Large tensors pass in pieces: the source is still read after parts of the target have been written.
     """
     distance, smaller = abs(source.data_ptr() - target.data_ptr()), min(source.nbytes, target.nbytes)
     return source.clone() if overlap(source, target) and distance != row * smaller else source

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class MemoryPath:
-    """A rank's collectives through shared memory and the memory of the other ranks.
+    """A rank's collectives through memory that the ranks of its host share.
 
     Every rank of the group calls the same methods in the same order. Tensors are contiguous; `call` is the packed call
     that the ranks compare. Raises, from every method: RanksDisagreeError, PeerLostError, CclError.
