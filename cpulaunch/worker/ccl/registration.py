@@ -43,6 +43,7 @@ def register() -> None:
     if NAME.upper() not in Backend._plugins:
         Backend.register_backend(NAME, make_group, devices=["cpu"])
         _accept_in_monitored_barrier(sys.modules[_C10D])
+        _skip_in_flight_recorder(sys.modules[_C10D])
     announce()
 
 
@@ -57,6 +58,20 @@ def _accept_in_monitored_barrier(c10d: Any) -> None:
         barrier(timeout, wait_all_ranks)
 
     c10d.monitored_barrier = package.monitored_barrier = monitored_barrier
+
+
+def _skip_in_flight_recorder(c10d: Any) -> None:
+    """Effect: the flight recorder of torch 2.15 skips this package's groups: it can only record backends in C++."""
+    plain = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if plain is None:
+        return
+
+    @wraps(plain)
+    def attach(group: Any, *arguments: Any, **named: Any) -> None:
+        if not hasattr(group, "barrier_by_gloo"):
+            plain(group, *arguments, **named)
+
+    c10d._maybe_attach_flight_recorder = attach
 
 
 def announce(chosen: str | None = None) -> None:

@@ -1,9 +1,11 @@
 """The backend a program gets, by the name it uses and by --dist-backend: real groups of one rank, and a job of two."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from cpulaunch.worker.ccl import registration
 from tests.worker.applying import case, run_cases, run_python
 
 pytestmark = [
@@ -205,3 +207,15 @@ def test_an_unmodified_program_runs_over_ccl(tmp_path):
     done = run_python("-m", "cpulaunch", "--nproc-per-node", "2", "--dist-backend", "ccl", program)
     assert done.code == 0, done.err
     assert sorted(done.out.split()) == sorted(["ccl", "ccl", "0", "ccl", "ccl", "1"])
+
+
+def test_the_flight_recorder_of_torch_skips_groups_of_ccl():
+    """torch 2.15 attaches it to every group that names a device, but fails where the backend is written in Python."""
+    attached = []
+    c10d = SimpleNamespace(_maybe_attach_flight_recorder=lambda group, ranks: attached.append((group, ranks)))
+    registration._skip_in_flight_recorder(c10d)
+    other = SimpleNamespace()
+    for group in (SimpleNamespace(barrier_by_gloo=None), other):
+        c10d._maybe_attach_flight_recorder(group, [0, 1])
+    assert attached == [(other, [0, 1])]
+    registration._skip_in_flight_recorder(SimpleNamespace())
