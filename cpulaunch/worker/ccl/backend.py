@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from datetime import timedelta
 from functools import partial
 
@@ -44,6 +45,20 @@ if TYPE_CHECKING:
 _NO_TIME = timedelta(0)
 
 
+def _unless_gone(method: Callable[[], Any]) -> Callable[[], Any]:
+    """The method, without a reference to its object; None instead of a result once that is gone.
+
+    Works that are kept for a while would otherwise keep their group, which torch before 2.6 destroys by dropping it.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call() -> Any:
+        bound = reference()
+        return None if bound is None else bound()
+
+    return call
+
+
 class CclGroup(ProcessGroup):
     """One rank of a group. Collectives take the memory path or oneCCL; send, recv and what neither supports, gloo.
 
@@ -67,8 +82,8 @@ class CclGroup(ProcessGroup):
             self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
             self._queue = GroupQueue(
                 Executor(thread_cpus(os.environ)) if self._is_in_memory else shared_executor(),
-                lost_peer=self._lost_peer,
-                notify_others=self._notify_others,
+                lost_peer=_unless_gone(self._lost_peer),
+                notify_others=_unless_gone(self._notify_others),
             )
             self.set_timeout(timeout)
             self._setup_peers: Any = None

@@ -177,8 +177,9 @@ def tensors_of_other_kinds(gloo):
     pending = functional.all_reduce(torch.ones(5), "sum", dist.group.WORLD)
     dist.all_reduce(pending)
     same(pending + 0, torch.full((5,), float(size * size)))
-    with FakeTensorMode():
-        dist.all_reduce(torch.ones(5))
+    if torch.__version__ >= "2.6":  # Earlier ones refuse it with gloo too.
+        with FakeTensorMode():
+            dist.all_reduce(torch.ones(5))
     one = torch.ones(3, 1)
     one = one.as_strided((3, 1), (1, 0))
     dist.all_reduce(one)
@@ -361,7 +362,8 @@ def send_and_receive(gloo):
     for work in works:
         work.wait()
     same(received, torch.full((5,), float((rank - 1) % size)))
-    assert not dist.group.WORLD._get_backend(torch.device("cpu")).supports_coalescing  # What torch 2.15 asks next.
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    assert not getattr(backend, "supports_coalescing", False)  # What torch 2.15 asks next; 2.5 does not have it.
     works = dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, sent, (rank + 1) % size, tag=3),
