@@ -1,11 +1,12 @@
 """A program that can never start is an error before any worker starts, with the exit code of a shell."""
 
 import os
+import re
 import sys
 
 import pytest
 
-from cpulaunch.launch.process.program import check_program, check_shareable, find_executable, find_python
+from cpulaunch.launch.process.program import MAX_NAMES, check_program, check_shareable, find_executable, find_python
 from cpulaunch.probe.software.interpreters import missing_torch
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program, WorkerPython
@@ -45,6 +46,14 @@ def test_a_word_that_is_almost_a_script_names_that_script(tmp_path, monkeypatch)
     with pytest.raises(NotFoundError) as error:
         check_program(script("train"), {})
     assert str(error.value) == "no command or script named 'train'\nhint: did you mean train.py?"
+
+
+def test_a_missing_script_is_compared_with_no_more_files_than_a_person_has(tmp_path):
+    """Another user may make any number in /tmp, and to compare 20,000 takes seconds."""
+    for number in range(MAX_NAMES + 1):
+        (tmp_path / f"infer{number}.py").touch()
+    with pytest.raises(NotFoundError, match=f"hint: searched in {re.escape(str(tmp_path))}; use -m for a module"):
+        check_program(script(tmp_path / "infre1.py"), {})
 
 
 def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):

@@ -17,6 +17,8 @@ STANDARD_INPUT = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 BINDERS = ("numactl", "taskset")
 PYTHONS = ("python", "python3")
 """The names of the Python in an environment's bin folder."""
+MAX_NAMES = 1000
+"""Files of a folder that are compared with a name, each in up to a millisecond: anyone may make many in /tmp."""
 
 
 def child_environ(environ: Mapping[str, str], changes: Sequence[tuple[str, str | None]]) -> dict[str, str]:
@@ -89,7 +91,7 @@ def _suggestion(path: str) -> str:
 
 
 def _similar_file(path: str) -> str | None:
-    """A hint: the file of the same directory with the most similar name; None if there is none."""
+    """A hint: the file of the same directory with the most similar name; None if there is none, or too many files."""
     from difflib import get_close_matches
 
     if os.path.isfile(f"{path}.py"):
@@ -98,6 +100,8 @@ def _similar_file(path: str) -> str | None:
     try:
         names = sorted(os.listdir(directory or "."))
     except OSError:
+        return None
+    if len(names) > MAX_NAMES:
         return None
     near = get_close_matches(name, names, n=1, cutoff=0.75)
     return f"did you mean {printable(os.path.join(directory, near[0]))}?" if near else None
