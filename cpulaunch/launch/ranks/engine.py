@@ -189,8 +189,13 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
 
 
 def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None:
-    """Which process took the port of ranks that have failed and ended, as text; None if none did."""
-    if result.first_failure is None or not reservation.is_taken():
+    """Which process took the port of ranks that have failed and ended, as text; None if none did.
+
+    A listener alone shows nothing: any user of the host may listen at another address of the port, or after the ranks.
+    """
+    from cpulaunch.launch.supervision.failure_text import found_address_in_use
+
+    if result.first_failure is None or not found_address_in_use(result) or not reservation.is_taken():
         return None
     holder = port_holder(reservation.port) or "another process"
     return f"port {reservation.port} of the ranks was taken by {holder}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import signal
 import time
@@ -20,6 +22,9 @@ TRACEBACK_ENTRY = '  File "'
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """Source: ECMA-48, SGR."""
+
+IN_USE = ("address already in use", "eaddrinuse", os.strerror(errno.EADDRINUSE).lower())
+"""Words of the error of a server at whose address another one listens: of Python, and of torch's store."""
 
 KILLED = 128 + SIGKILL
 """The status of a worker that SIGKILL ended, and of a shell around a program that SIGKILL ended."""
@@ -131,6 +136,13 @@ def _failed_at(rank: WorkerResult, started_at: float) -> tuple[int, float]:
     if recorded is None or not int(started_at) <= recorded <= (rank.ended_at or recorded):
         recorded = int(ended_at)
     return recorded, ended_at
+
+
+def found_address_in_use(result: LaunchResult) -> bool:
+    """Whether a rank says, in its last lines or its exception, that another process listens at an address."""
+    recorded = (rank.error.text for rank in result.workers if rank.error is not None)
+    texts = (*recorded, *(line for rank in result.workers for line in rank.last_lines))
+    return any(words in text.lower() for text in texts for words in IN_USE)
 
 
 def exit_text(worker: WorkerResult) -> str:

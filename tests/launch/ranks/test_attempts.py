@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -215,13 +216,13 @@ class Impostor:
         self.folder = folder
         self.taken = []
 
-    def take(self, count, *, really=True):
+    def take(self, count, *, really=True, host=""):
         port = int(text_of(self.folder / f"port.{count}"))
         server = socket.socket()
         self.taken.append(server)
         if really:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("", port))
+            server.bind((host, port))
             server.listen()
         (self.folder / f"go.{count}").touch()
         return port
@@ -250,6 +251,28 @@ def test_a_lost_port_is_replaced_without_counting_a_restart(launch, impostor):
     lines = [line for line in job.err.splitlines() if "was taken by" in line]
     assert [str(port) in line for port, line in zip(lost, lines, strict=True)] == [True, True]
     assert "(pid " in lines[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs two addresses of loopback")
+def test_a_listener_beside_rank_0_restarts_no_job_that_fails_for_another_reason(launch, impostor):
+    """Any user of the host may listen at another address of the same port."""
+    launch.write("""
+        if rank == 0:
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+                server.listen()
+                say(f"port.{int(os.path.exists('port.0'))}", os.environ["MASTER_PORT"])
+                wait_for("go.0")
+            sys.exit(3)
+        signal.pause()
+    """)
+    process = launch.start(*TWO, "job.py")
+    impostor.take(0, host="127.0.0.2")
+    job = launch.finish(process)
+    assert job.code == 3, job.err
+    assert "was taken by" not in job.err
+    assert not (launch.folder / "port.1").exists()
 
 
 def test_the_number_of_replaced_ports_is_limited(launch, impostor):
