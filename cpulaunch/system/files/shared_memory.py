@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import sys
 import time
@@ -99,9 +100,11 @@ def is_in_use(fd: int) -> bool:
     """Whether a process, also one of another container, has this file open or mapped, through another descriptor.
 
     The kernel grants a lease for writing to the only user of a file. Source: fcntl(2), F_SETLEASE. Where it grants none
-    to anyone, the file is taken to be unused.
+    to anyone, the file is taken to be unused. Who opens the file meanwhile, as any user may that can read it, would end
+    this process by SIGIO; SIGURG is ignored by default.
     """
     try:
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
         return error.errno == errno.EAGAIN

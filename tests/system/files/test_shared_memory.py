@@ -1,7 +1,9 @@
 """Shared memory that a killed process left is removed; what a process of another container uses is not."""
 
+import fcntl
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +84,27 @@ def test_the_folder_is_listed_once_for_all_processes(folder, monkeypatch):
 
 
 @needs_root
+def test_who_opens_a_file_meanwhile_sends_no_signal_that_ends_this_process(folder, monkeypatch):
+    """Any user may open one that all may read; the kernel tells the holder of its lease so, by default with SIGIO."""
+    path, told, plain = make(folder), [], fcntl.fcntl
+
+    def opened_meanwhile(fd, command, argument):
+        done = plain(fd, command, argument)
+        if (command, argument) == (fcntl.F_SETLEASE, fcntl.F_WRLCK):
+            with pytest.raises(BlockingIOError):
+                os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        return done
+
+    monkeypatch.setattr(fcntl, "fcntl", opened_meanwhile)
+    before = signal.signal(signal.SIGIO, lambda number, _: told.append(number))
+    try:
+        assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    finally:
+        signal.signal(signal.SIGIO, before)
+    assert not told
+    assert not os.path.exists(path)
+
+
 def test_a_file_of_another_user_is_left(folder):
     path = make(folder)
     os.chown(path, UID, UID)
