@@ -26,11 +26,10 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.mutation import storage_of
-from cpulaunch.worker.tensors.owners import free_left_memory, is_held_elsewhere, move
+from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
-from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
+from cpulaunch.worker.tensors.pytree import contiguous, tensors_of
 
 DRAIN_SECONDS = 10.0
 """So long threads wait for the end of others' calls, which may themselves wait for theirs."""
@@ -42,11 +41,13 @@ LAYOUT_WORDS = ("stride", "contiguous", "view", "layout", "channels", "format")
 class ChannelsLast:
     """A trial for each model with two-dimensional convolutions. The results of convolutions follow their weights.
 
-    Unless `measured`, models are converted at their first call, and stay so if they support it.
+    Unless `measured`, models are converted at their first call, and stay so if they support it. `restart` is called
+    with each module for which this class must see the next call.
     """
 
-    def __init__(self, settings: TorchSettings, *, measured: bool = True) -> None:
+    def __init__(self, settings: TorchSettings, restart: Callable[[nn.Module], None], *, measured: bool = True) -> None:
         self._settings = settings
+        self._restart = restart
         self._measured = measured
         watch_hooks(self._hooked)
         watch_views(self._viewed)
@@ -61,10 +62,34 @@ class ChannelsLast:
             return None
         if trial is None:
             is_measured = self._measured and device_of(module) == "cpu"
-            trial = LayoutTrial(self._settings, measured=is_measured)
+            trial = LayoutTrial(self._settings, self, measured=is_measured)
             trial.has_ended = not _can_convert(module)
+            trial.shares = any(other.is_converted for _, other in self.others(module))
             trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.
-        return None if trial.has_ended and not trial.is_converted else trial
+        return None if trial.has_ended and not (trial.is_converted or trial.shares) else trial
+
+    def guards(self, module: nn.Module) -> bool:
+        """Whether calls of the module may run with converted weights, so that each of their results is looked at."""
+        with suppress(TypeError):
+            trial = self._trials.get(module)
+            return trial is not None and (trial.is_converted or trial.shares)
+        return False
+
+    def others(self, module: nn.Module) -> list[tuple[nn.Module, LayoutTrial]]:
+        """The modules with a trial that have weights of this one: parts of it that the program calls by themselves, or
+        what it is a part of.
+        """
+        with suppress(Exception):  # A class may override `modules` or `parameters`.
+            ids = set(map(id, _weights(module)))
+            others = [each for each in list(self._trials.items()) if ids and each[0] is not module]
+            return [each for each in others if not ids.isdisjoint(map(id, _weights(each[0])))]
+        return []
+
+    def share(self, module: nn.Module) -> None:
+        """Effect: calls of others that have weights of this module, which are about to be converted, are guarded."""
+        for other, trial in self.others(module):
+            trial.shares = trial.has_ended = True
+            self._restart(other)
 
     def _hooked(self, part: nn.Module | None) -> None:
         """Effect: models with this part (None: all) get their layout back: a hook sees what is inside of them."""
@@ -89,15 +114,18 @@ class LayoutTrial:
     threads call the model.
     """
 
-    def __init__(self, settings: TorchSettings, *, measured: bool) -> None:
+    def __init__(self, settings: TorchSettings, trials: ChannelsLast, *, measured: bool) -> None:
+        """`shares`: weights of the module may have been converted for another one, with a trial of its own."""
         self._settings = settings
+        self._trials = trials
         self._measured = measured
+        self.shares = False
         self._signatures = Signatures()
         self._signature: Any = None
         self._comparison = Comparison()
         self._step_started: float | None = None
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
-        self._layouts: set[Layout] = set()
+        self._layouts: set[tuple[torch.Size, tuple[int, ...]]] = set()
         self._running: set[int] = set()
         self._is_ending = self.has_ended = self.is_converted = self._runs_converted = self._reorders = False
         self._drained_by = float("inf")
@@ -137,8 +165,8 @@ class LayoutTrial:
             result = self.converted(module, args, kwargs, run)
         else:
             result = self._counted(run)
-            self._layouts.update(map(_layout, _tensors(result)))
-            self._reorders = self._reorders or any(map(_is_reordered, _tensors(result)))
+            self._layouts.update(map(_layout, tensors_of(result)))
+            self._reorders = self._reorders or any(map(_is_reordered, tensors_of(result)))
         if counts and is_step:
             self._step_started = started
         elif counts:
@@ -206,15 +234,15 @@ class LayoutTrial:
             _restore(statistics)
             return self._counted(run)
         self._runs_converted = True
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_of((args, kwargs))
         given = set(map(storage_of, inputs))
-        results = [tensor for tensor in _tensors(result) if storage_of(tensor) not in given]
+        results = [tensor for tensor in tensors_of(result) if storage_of(tensor) not in given]
         changed = [each for each in results if self._is_changed(each, inputs, stays=stays)]
         if not changed:
             return result
         if end(module):
             degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
-        return _contiguous(result, set(map(id, changed)))
+        return contiguous(result, set(map(id, changed)))
 
     def _is_changed(self, result: Tensor, inputs: list[Tensor], *, stays: bool) -> bool:
         """Whether a result has not the layout that it had before, as far as is known of its size after the trial."""
@@ -251,12 +279,30 @@ class LayoutTrial:
             if self.is_converted and not self._running:
                 self._give_back(module)
 
+    def leave(self, module: nn.Module) -> bool:
+        """Whether the weights have their own layout again. Effect: gives it back at once, unless a call reads them."""
+        with self._conversion_lock:
+            if not self._running:
+                self._give_back(module)
+                self.has_ended = True
+            elif not (self.has_ended or self._is_ending):
+                self._is_ending, self._drained_by = True, time.monotonic() + DRAIN_SECONDS
+            return not self.is_converted
+
     def _give_back(self, module: nn.Module) -> None:
-        _reorder(list(filter(_is_own, _weights(module))), torch.contiguous_format)
+        reorder(list(filter(is_own, _weights(module))), torch.contiguous_format)
         self.is_converted = False
 
     def _withdrawn(self, module: nn.Module) -> bool:
-        """Whether the weights were converted. Effect: they get their own layout back once no call reads them."""
+        """Whether the weights were converted. Effect: they get their own layout back once no call reads them.
+
+        If they were converted for another module, it is not waited for its calls, which may wait for this one.
+        """
+        if self.shares:
+            converted = [(other, trial) for other, trial in self._trials.others(module) if trial.is_converted]
+            left = [trial.leave(other) for other, trial in converted]
+            self.shares = not all(left)
+            return any(left)
         was_converted, end = self.is_converted, time.monotonic() + DRAIN_SECONDS
         self.withdraw(module)
         while self.is_converted and time.monotonic() < end:
@@ -280,7 +326,8 @@ class LayoutTrial:
                 if not self._is_ending and not _can_convert(module):  # The program has taken hold of its weights.
                     self.has_ended = True
                 if not (self.has_ended or self._is_ending):
-                    _reorder(_weights(module), torch.channels_last)
+                    self._trials.share(module)
+                    reorder(_weights(module), torch.channels_last)
                     self.is_converted = True
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
@@ -321,44 +368,13 @@ def _restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
             buffer.copy_(before)
 
 
-def _reorder(weights: list[Tensor], layout: torch.memory_format) -> None:
-    """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
-    for weight in weights:
-        with torch.inference_mode(weight.is_inference()), torch.no_grad():
-            move(weight, layout)
-            if weight.grad is not None:
-                move(weight.grad, layout)
-
-
-Layout = tuple[torch.Size, tuple[int, ...]]
-"""Sizes and strides of a tensor."""
-
-
-def _layout(tensor: Tensor) -> Layout:
+def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     return tensor.shape, tensor.stride()
-
-
-def _tensors(result: Any) -> list[Tensor]:
-    """The dense tensors in a result, as far as its structure is known."""
-    tensors: list[Tensor] = []
-    with suppress(UnknownStructureError):
-        flatten(result, tensors)
-    return [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
 
 
 def _is_reordered(tensor: Tensor) -> bool:
     """Whether a tensor is in channels_last, and not in torch's own layout too."""
     return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def _contiguous(result: Any, changed: set[int]) -> Any:
-    """The result with contiguous copies of the tensors with these ids, as far as its structure is known."""
-    tensors: list[Tensor] = []
-    try:
-        spec = flatten(result, tensors)
-    except UnknownStructureError:
-        return result
-    return rebuild(spec, [tensor.contiguous() if id(tensor) in changed else tensor for tensor in tensors])
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
@@ -376,20 +392,5 @@ def _can_convert(module: nn.Module) -> bool:
     """
     with suppress(Exception):  # A class may override `modules` or `parameters`.
         weights = _weights(module)
-        return bool(weights) and all(map(_may_move, weights)) and not has_hooks(module)
+        return bool(weights) and all(map(may_move, weights)) and not has_hooks(module)
     return False
-
-
-def _may_move(weight: Tensor) -> bool:
-    return weight.is_contiguous() and _is_own(weight)
-
-
-def _is_own(weight: Tensor) -> bool:
-    """Whether nothing else holds the memory of a weight, nor that of its gradient: it may be part of a flat buffer."""
-    tensors = [weight] if weight.grad is None else [weight, weight.grad]
-    return type(weight) is nn.Parameter and not any(map(_is_in_use, tensors))
-
-
-def _is_in_use(tensor: Tensor) -> bool:
-    is_shared = tensor.is_cpu and tensor.is_shared()  # On a GPU, torch says so of every tensor.
-    return is_shared or is_foreign(tensor) or is_held_elsewhere(tensor)

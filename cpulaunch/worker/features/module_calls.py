@@ -141,14 +141,18 @@ class CallWrapper:
         self._original = original
         self._first_call = first_call
         self.modes = CallModes(settings, original, self.state)
-        self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured)
+        self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded)
         self.modes.changed = self.chooser.restart
         self._unreadable: set[str] = set()
         self._layout: Any = None
         if settings.channels_last:
             from cpulaunch.worker.features.channels_last import ChannelsLast
 
-            self._layout = ChannelsLast(settings, measured=measured)
+            self._layout = ChannelsLast(settings, self.chooser.restart, measured=measured)
+
+    def _is_guarded(self, module: nn.Module) -> bool:
+        """Whether each top-level call of the module must be seen, as its result may have another memory layout."""
+        return self._layout is not None and bool(self._layout.guards(module))
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call, or of a call inside a module that could not be captured."""

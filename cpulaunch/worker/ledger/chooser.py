@@ -110,7 +110,8 @@ class Chooser:
     `candidates`: the modes possible for a module at the moment, the one expected to be best first; it is used always
     unless `measured`. `retire` is called with a module and a mode that has lost, and returns whether the mode is over
     for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
-    program that alternates between them, as to act and to learn, is not measured for ever.
+    program that alternates between them, as to act and to learn, is not measured for ever. `is_guarded`: whether the
+    wrapper of calls must see these too, so that they are in no run that it counts down by itself.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
     the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself.
@@ -122,8 +123,10 @@ class Chooser:
         retire: Callable[[nn.Module, str], bool],
         *,
         measured: bool = True,
+        is_guarded: Callable[[nn.Module], bool] = lambda module: False,
     ) -> None:
         self._measured = measured
+        self._is_guarded = is_guarded
         self._candidates = candidates
         self._retire = retire
         self._entries: dict[int, ModuleEntry] = {}
@@ -306,7 +309,9 @@ class Chooser:
     def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun) -> None:
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
-        runs = self.runs if run.mode == PLAIN else self._other_runs
+        module = entry.module()
+        is_seen = run.mode != PLAIN or (module is not None and self._is_guarded(module))
+        runs = self._other_runs if is_seen else self.runs
         training, grad, _ = run.signature[0]
         runs[entry.address, training, grad] = run
 

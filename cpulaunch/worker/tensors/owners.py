@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import TensorWeakRef
 
 from cpulaunch.worker.tensors.access import is_in_array, is_receiving
+from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.mutation import storage_of
 
 OWNERS = 2
@@ -91,3 +92,28 @@ def free_left_memory() -> None:
         end = time.monotonic() - LEFT_SECONDS
         while _left[:1] and _left[0][0] < end:
             del _left[:1]
+
+
+def reorder(weights: list[Tensor], layout: torch.memory_format) -> None:
+    """Effect: the weights get the layout. In inference mode they would become inference tensors, which cannot train."""
+    for weight in weights:
+        with torch.inference_mode(weight.is_inference()), torch.no_grad():
+            move(weight, layout)
+            if weight.grad is not None:
+                move(weight.grad, layout)
+
+
+def may_move(weight: Tensor) -> bool:
+    """Whether a weight is in torch's own layout, and nothing else holds its memory."""
+    return weight.is_contiguous() and is_own(weight)
+
+
+def is_own(weight: Tensor) -> bool:
+    """Whether nothing else holds the memory of a weight, nor that of its gradient: it may be part of a flat buffer."""
+    tensors = [weight] if weight.grad is None else [weight, weight.grad]
+    return type(weight) is nn.Parameter and not any(map(_is_in_use, tensors))
+
+
+def _is_in_use(tensor: Tensor) -> bool:
+    is_shared = tensor.is_cpu and tensor.is_shared()  # On a GPU, torch says so of every tensor.
+    return is_shared or is_foreign(tensor) or is_held_elsewhere(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -164,3 +165,21 @@ def key_of(spec: Spec, tensors: list[Tensor]) -> tuple[Any, ...] | None:
 def describe(tensors: list[Tensor]) -> str:
     """Types and shapes as text, e.g. "float32[1, 128, 768], int64[1, 128]"."""
     return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """The dense tensors in a result, as far as its structure is known."""
+    tensors: list[Tensor] = []
+    with suppress(UnknownStructureError):
+        flatten(result, tensors)
+    return [tensor for tensor in tensors if tensor.layout is torch.strided and not tensor.is_nested]
+
+
+def contiguous(result: Any, changed: set[int]) -> Any:
+    """The result with contiguous copies of the tensors with these ids, as far as its structure is known."""
+    tensors: list[Tensor] = []
+    try:
+        spec = flatten(result, tensors)
+    except UnknownStructureError:
+        return result
+    return rebuild(spec, [tensor.contiguous() if id(tensor) in changed else tensor for tensor in tensors])

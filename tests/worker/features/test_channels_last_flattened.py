@@ -1,5 +1,6 @@
 """--channels-last where a program, or torch, flattens weights and gradients, or counts calls in running statistics."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,53 @@ def test_a_model_that_stays_converted_may_not_support_it_in_its_other_mode(
     assert seen == [True, False, False, False]
     for one, other in zip(model.buffers(), plain.buffers(), strict=True):
         close(one, other)
+
+
+class Ending(nn.Module):
+    """Ends a model that computes images; `end`, which makes numbers of them at first, may be replaced at any call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end: Callable[[Tensor], Tensor] = lambda images: images.mean((2, 3))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.end(value)
+
+
+@pytest.mark.parametrize("end", [lambda images: images, lambda images: images.view(-1)], ids=["images", "view"])
+def test_a_model_that_stays_converted_may_not_support_it_at_a_later_call(tmp_path: Path, end) -> None:
+    model, value = nn.Sequential(*network()[:3], Ending()).eval(), torch.randn(4, 3, 8, 8)
+    with installed(tmp_path, SETTINGS):
+        for _ in range(3):
+            close(model(value), Plugin.eager(model, value))
+        assert is_converted(model)
+        model[-1].end = end
+        result = model(value)
+        assert not is_converted(model)
+        expected = Plugin.eager(model, value)
+        close(result, expected)
+        assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("before", ["not called", "called", "called while its weights are held"])
+@pytest.mark.parametrize("end", [lambda images: images, lambda images: images.view(-1)], ids=["images", "view"])
+def test_a_part_that_the_program_calls_by_itself_has_results_in_its_own_layout(
+    tmp_path: Path, before: str, end
+) -> None:
+    part = nn.Sequential(*network()[:3], Ending()).eval()
+    model, value = nn.Sequential(part, nn.Softmax(-1)).eval(), torch.randn(4, 3, 8, 8)
+    with installed(tmp_path, SETTINGS):
+        held = [part[0].weight.data] if "held" in before else []
+        if before != "not called":
+            close(part(value), Plugin.eager(part, value))
+            held.clear()
+        for called in (model, part, model):
+            close(called(value), Plugin.eager(called, value))
+        assert is_converted(part)
+        part[-1].end = end
+        for _ in range(3):
+            result, expected = part(value), Plugin.eager(part, value)
+            assert not is_converted(part)
+            close(result, expected)
+            assert result.stride() == expected.stride()
+            close(model(value), Plugin.eager(model, value))
