@@ -25,6 +25,7 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _frames: Any = torch._C._dynamo.eval_frame
 _is_grad_enabled = torch.is_grad_enabled
+_graph_task = torch._C._current_graph_task_id
 """Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow."""
 
 
@@ -170,7 +171,8 @@ class CallWrapper:
             self.state.inside = False
 
     def _top_level(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._settings.inference_mode and _is_grad_enabled() and not module.training:
+        is_to_infer = self._settings.inference_mode and _is_grad_enabled() and not module.training
+        if is_to_infer and _graph_task() == -1:  # In the backward pass, a checkpoint needs gradients of what it calls.
             with torch.no_grad():
                 return self._with_layout(module, args, kwargs)
         return self._with_layout(module, args, kwargs)

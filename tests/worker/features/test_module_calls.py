@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import module_calls as calls  # noqa: E402
@@ -83,6 +84,36 @@ def test_inference_mode_lets_modules_be_captured(tmp_path: Path) -> None:
             value = torch.randn(4, 16)
             close(model(value), plugin.eager(model, value).detach())
         assert plugin.captured() == ["Sequential"]
+
+
+class Checkpointed(nn.Module):
+    """Computes its norm, which stays in eval mode, again in the backward pass."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.norm, self.use_reentrant = nn.Linear(16, 16), nn.BatchNorm1d(16), use_reentrant
+
+    def train(self, mode: bool = True) -> "Checkpointed":
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, value: Tensor) -> Tensor:
+        return checkpoint(lambda inner: self.norm(self.layer(inner)).exp(), value, use_reentrant=self.use_reentrant)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_inference_mode_leaves_calls_in_the_backward_pass_their_gradients(tmp_path: Path, use_reentrant: bool) -> None:
+    model, value = Checkpointed(use_reentrant).train(), torch.randn(4, 16, requires_grad=True)
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        with torch.enable_grad():
+            model(value).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    with installed(tmp_path, TorchSettings(inference_mode=True)) as plugin:
+        close(gradients(), plugin.eager(gradients))
 
 
 def test_first_call_runs_once_before_the_first_top_level_call() -> None:
