@@ -19,7 +19,7 @@ from cpulaunch.launch.process.processes import kill_children, own_children
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
-from cpulaunch.system.libc import adopt_orphans
+from cpulaunch.system.libc import adopt_orphans, private_pipe
 from cpulaunch.system.signals import ENDING, SIGCONT, SIGTSTP
 from cpulaunch.system.terminal import leave_terminal
 
@@ -143,7 +143,7 @@ class _Child:
         self.pid = spawned.pid
         self._spec = spec
         self._starting: int | None = spawned.error_fd
-        self._ended, self._end_told = os.pipe()
+        self._ended, self._end_told = private_pipe()  # The command could write to any other, or keep it open.
         self._waiter = threading.Thread(target=self._wait_for_end, daemon=True)
         self._waiter.start()
 

@@ -195,7 +195,8 @@ def _launch_cpulaunch(
         options += ["--metric", choice.pattern]
     command = (sys.executable, "-P", "-m", "cpulaunch", "run", *options, *program)
     child = run_child(command, setup.child, limit_seconds=limit)
-    report = _read_report(path) if setup.reports else None
+    # After a failure, what is there may be the program's: it may have ended the launch, or kept it from writing.
+    report = _read_report(path) if setup.reports and child.exit_code == 0 else None
     metrics = {} if report is None else _of_all_workers(report.get("metrics"), choice)
     return _Outcome(child=child, metrics=metrics, checksums=_first_checksums(report), report=report)
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import sys
 import time
 from functools import partial
 
@@ -69,3 +70,31 @@ def test_output_that_another_process_reads_first_does_not_hold_up_the_time_limit
         os.close(pipe)
     assert (found.exit_code, taken) == (None, [b"more\n"])
     assert not outlived.exists()
+
+
+OPEN_PIPES = """
+import os, select, signal, sys
+folder, ends = f"/proc/{os.getppid()}/fd", []
+for name in os.listdir(folder):
+    try:
+        pipe = os.readlink(f"{folder}/{name}")
+        if pipe.startswith("pipe:") and pipe not in sys.argv:
+            ends.append(os.open(f"{folder}/{name}", os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        continue
+"""
+WRITE = "[os.write(end, b'x') for end in ends]; select.select([], [], [], 0.5)"
+HOLD = "os.fork() or (os.setsid(), signal.pause())"
+
+
+@pytest.mark.parametrize("use", [WRITE, HOLD], ids=["writes", "keeps"])
+def test_a_command_that_opens_the_pipes_of_its_measurement_has_its_own_end(use):
+    code = f"{OPEN_PIPES}\n{use}\nsys.exit(3)"
+    found = run_child([sys.executable, "-c", code, *pipes_of_this_process()], SETUP, limit_seconds=LIMIT_SECONDS)
+    assert found.exit_code == 3
+
+
+def pipes_of_this_process():
+    """Those of others, such as pytest's own, are to stay as they are."""
+    paths = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return [os.readlink(path) for path in paths if os.path.lexists(path)]

@@ -264,6 +264,29 @@ def test_the_end_of_a_program_is_seen_while_its_own_daemon_traces_it(sample, tmp
     assert not alive(int((tmp_path / "daemon").read_text()))
 
 
+ENDS_ITS_LAUNCH = """
+    import os, sys
+    launch, process = [], os.getppid()
+    while b"--report" in (words := open(f"/proc/{process}/cmdline", "rb").read().split(b"\\0")):
+        launch.append(process)
+        report = words[words.index(b"--report") + 1]
+        process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
+    open(report, "w").write(sys.argv[1])
+    for process in reversed(launch):
+        os.kill(process, 9)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="finds its launch in /proc")
+@pytest.mark.parametrize(
+    "forged",
+    ['{"metrics": {"ms": 1}}', '{"metrics": {"ms": {"values": ["x"]}}}', '{"workers": [1]}', '{"plan": 5}'],
+)
+def test_a_program_that_ends_its_launch_and_writes_the_report_itself_has_failed(sample, forged):
+    found = sample(ENDS_ITS_LAUNCH, DEFAULTS, forged, choice=MetricChoice(name="ms"))
+    assert (found.value, found.failure, found.report) == (None, "SIGKILL ended it", None)
+
+
 @SIDES
 def test_an_ending_signal_from_the_guards_ends_the_launch(sample, setup, tmp_path, side):
     told = tmp_path / "pids"
