@@ -26,11 +26,15 @@ def become_rank(config: RankConfig, *, agent: int) -> int:
     """
     from cpulaunch.launch.process.program import child_environ
     from cpulaunch.launch.process.replace import restore_dispositions
+    from cpulaunch.records.errors import LEAVE_FOLDERS
     from cpulaunch.system.libc import die_with_parent
 
     die_with_parent(9, parent=agent)
-    for pipe in config.pipes:
-        _redirect(pipe)
+    try:
+        for pipe in config.pipes:
+            _redirect(pipe)
+    except OSError as error:
+        return _print_error(f"cannot write the output of this rank: {error}\nhint: {LEAVE_FOLDERS}", FAILED)
     try:
         _bind(config)
     except OSError as error:
@@ -90,13 +94,18 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code of `shim.py DIRECTORY LOCAL_RANK AGENT_PID` where it could not execute the rank's command."""
     from cpulaunch.launch.hosts.agent.files import rank_config_file
     from cpulaunch.launch.hosts.agent.messages import RankConfig, read_message
+    from cpulaunch.records.errors import LEAVE_FOLDERS
 
     directory, local_rank, agent = arguments
+    path = rank_config_file(directory, int(local_rank))
     try:
-        config = read_message(rank_config_file(directory, int(local_rank)), RankConfig)
+        config = read_message(path, RankConfig)
     except OSError as error:
         hint = "the launcher removes this file when it ends: was it killed?"
         return _print_error(f"cannot read what this rank is to run: {error}\nhint: {hint}", FAILED)
+    except (ValueError, TypeError, RecursionError):  # A rank of the attempt before may have written anything there.
+        text = f"cannot read what this rank is to run: {path} was replaced\nhint: {LEAVE_FOLDERS}"
+        return _print_error(text, FAILED)
     return become_rank(config, agent=int(agent))
 
 

@@ -91,18 +91,19 @@ def make_logs_specs(config: AgentConfig) -> Any:
     """
     from torch.distributed.elastic.multiprocessing import Std
 
-    from cpulaunch.launch.hosts.agent.failures import RecordingLogsSpecs
+    from cpulaunch.launch.hosts.agent.failures import RecordingLogsSpecs, count_attempts
 
     name, streams = config.job.logs_specs, config.job.streams
     make = None if name is None else _registered_logs_specs(name)
     folder = open_log_folder(config.log_dir, str(config.job.rendezvous.id))
-    make = make or partial(RecordingLogsSpecs, own_folder=folder.shown)
-    return make(
+    own = partial(RecordingLogsSpecs, own_folder=folder.shown)
+    specs = (make or own)(
         log_dir=folder.path,
         redirects={rank: Std(number) for rank, number in enumerate(streams.redirects)},
         tee={rank: Std(number) for rank, number in enumerate(streams.tee)},
         local_ranks_filter=None if config.shown is None else set(config.shown),
     )
+    return specs if make is None else count_attempts(specs)
 
 
 def _registered_logs_specs(name: str) -> Any:

@@ -7,7 +7,7 @@ import os
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
+from cpulaunch.launch.hosts.agent.messages import MAX_ERROR_FILE, MAX_TRACEBACK, AgentReport, RankFailure
 from cpulaunch.records.plan import LATEST_SECONDS
 
 TYPE_CHECKING = False
@@ -30,11 +30,17 @@ class RecordedFailure(ProcessFailure):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         try:
+            self._check_size()
             super().__post_init__()
             self._check()
         except UNREADABLE:
             self.error_file = ""
             super().__post_init__()
+
+    def _check_size(self) -> None:
+        """Raises: ValueError for a larger file than an exception needs: torch would read all of it."""
+        if os.path.isfile(self.error_file) and os.path.getsize(self.error_file) > MAX_ERROR_FILE:
+            raise ValueError(self.error_file)
 
     def _check(self) -> None:
         """Raises: ValueError, TypeError, OverflowError or OSError for what torch or the launcher cannot write."""
@@ -73,7 +79,7 @@ class RecordingLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The attempt's files, as torch places them. Effect: remembers them; output to the terminal has no file."""
-        self.restarts = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        self.restarts = _restarts(envs)
         made = super().reify(envs)
         self.stderrs = {rank: self._shown(path) for rank, path in made.stderrs.items() if path and path != os.devnull}
         return made
@@ -83,6 +89,22 @@ class RecordingLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]
         if self._own_folder is None:
             return path
         return os.path.join(self._own_folder, os.path.relpath(path, self.root_log_dir))
+
+
+def count_attempts(logs_specs: Any) -> Any:
+    """A specification of logs of another package. Effect: it remembers the number of the last attempt."""
+    reify = logs_specs.reify
+
+    def counted(envs: dict[int, dict[str, str]]) -> LogsDest:
+        logs_specs.restarts = _restarts(envs)
+        return reify(envs)
+
+    logs_specs.reify = counted
+    return logs_specs
+
+
+def _restarts(envs: dict[int, dict[str, str]]) -> int:
+    return int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
 
 
 def job_report(run: Callable[[], None], *, logs_specs: Any) -> AgentReport:

@@ -146,7 +146,9 @@ def start_exit_thread() -> None:
 
     There torch runs no Python code, and so no signal handler, for as long as five minutes at the end of a job.
     """
-    read, write = os.pipe()
+    from cpulaunch.system.libc import private_pipe
+
+    read, write = private_pipe()  # Ranks could write to any other, or read what a signal has written.
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     threading.Thread(target=_exit_after_ranks, args=(read,), daemon=True).start()

@@ -1,0 +1,107 @@
+"""What ranks do to torch's agent, and leave in the run's directory for the next attempt, changes no end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cpulaunch.launch.hosts import shim
+from cpulaunch.launch.hosts.agent.config import make_logs_specs
+from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_config_file
+from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankPipe, write_message
+from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
+from cpulaunch.system.libc import is_linux
+
+SIGNALLED = """
+import os, signal
+from cpulaunch.launch.hosts.agent.main import start_exit_thread
+before = set(os.listdir("/proc/self/fd"))
+signal.signal(signal.SIGTERM, lambda *_: None)
+start_exit_thread()
+for name in set(os.listdir("/proc/self/fd")) - before:
+    try:
+        os.write(os.open(f"/proc/self/fd/{name}", os.O_WRONLY | os.O_NONBLOCK), b"\\xc8")
+    except OSError:
+        continue
+os.kill(os.getpid(), signal.SIGTERM)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
+def test_what_a_rank_writes_into_the_pipes_of_the_agent_is_no_signal():
+    done = subprocess.run([sys.executable, "-c", SIGNALLED], check=False, timeout=60)
+    assert done.returncode == 128 + 15
+
+
+@pytest.mark.torch
+def test_an_error_file_larger_than_any_exception_is_not_read(tmp_path):
+    """torch would read all of it, and its agent fail for want of memory."""
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure
+
+    error_file = tmp_path / "error.json"
+    error_file.write_text('{"message": "no", "timestamp": 5}')
+    os.truncate(error_file, 1 << 40)
+    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+    assert "no" not in (failure.message, failure.error_file_data.get("message"))
+    error_file.write_text('{"message": "no", "timestamp": 5}' + " " * (1 << 20))
+    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+    assert "no" not in (failure.message, failure.error_file_data.get("message"))
+
+
+@pytest.mark.torch
+def test_the_attempt_is_told_whoever_places_the_logs(tmp_path):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
+
+    job = JobPlan(
+        engine="elastic",
+        hosts=(1, 1),
+        host_rank=0,
+        local_world_size=1,
+        role="default",
+        rendezvous=Rendezvous(backend="c10d", endpoint="localhost:0", id="one"),
+        master_addr="localhost",
+        master_port=None,
+        max_restarts=3,
+        streams=StreamsPlan(redirects=(0,), tee=(0,)),
+        logs_specs="default",
+    )
+    specs = make_logs_specs(
+        AgentConfig(job=job, log_dir=str(tmp_path), shown=None, grace_seconds=30.0, shim=("python",))
+    )
+    for restarts in range(3):
+        specs.reify({0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(restarts)}})
+
+    def run():
+        raise ChildFailedError("train.py", {0: RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file="")})
+
+    assert job_report(run, logs_specs=specs).restarts == 2
+
+
+def become(directory):
+    """How the shim of the local rank 0 ended."""
+    command = [sys.executable, "-I", "-S", shim.__file__, str(directory), "0", str(os.getpid())]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("forged", ["[", "5", '{"record": "RankConfig", "path": 5}', '{"record": []}', "[" * 100_000])
+def test_a_rank_whose_command_was_overwritten_is_one_error(tmp_path, forged):
+    with open(rank_config_file(str(tmp_path), 0), "w") as file:
+        file.write(forged)
+    done = become(tmp_path)
+    assert done.returncode == 125
+    assert done.stderr.startswith("cpulaunch: error: cannot read what this rank is to run: ")
+    assert done.stderr.count("\n") == 2
+
+
+def test_a_rank_whose_pipe_is_gone_is_one_error(tmp_path):
+    pipe = RankPipe(descriptor=1, path=str(tmp_path / "gone"), agent_path=agent_pipe(str(tmp_path), 1))
+    write_message(rank_config_file(str(tmp_path), 0), RankConfig(path="/bin/true", argv=("true",), pipes=(pipe,)))
+    done = become(tmp_path)
+    assert done.returncode == 125
+    assert done.stderr.startswith("cpulaunch: error: cannot write the output of this rank: ")
+    assert done.stderr.count("\n") == 2
