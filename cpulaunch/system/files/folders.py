@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+
+if sys.platform != "win32":  # The worker's package is imported there too.
+    import fcntl
 
 from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
+from cpulaunch.system.files.reading import open_regular
 from cpulaunch.system.files.writing import create, remove
 
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+GET_FLAGS, SET_FLAGS, KEPT_FLAGS = 0x80086601, 0x40086602, 0x10 | 0x20
+"""Source: Linux, include/uapi/linux/fs.h: FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL and FS_APPEND_FL."""
 
 
 def unpredictable(prefix: str) -> str:
@@ -136,7 +143,9 @@ def _open_readable(name: str, folder: int) -> int:
         status = os.fstat(path)
         if status.st_uid == os.geteuid() and status.st_mode & 0o700 != 0o700:
             _allow_all(path)
-        return os.open(".", OPENED, dir_fd=path)
+        fd = os.open(".", OPENED, dir_fd=path)
+        _let_change(fd)
+        return fd
     finally:
         os.close(path)
 
@@ -145,6 +154,33 @@ def _allow_all(path: int) -> None:
     """Effect: the owner of the folder may do everything in it. Source: open(2), O_PATH: fchmod(2) fails on these."""
     try:
         os.chmod(f"/proc/self/fd/{path}", 0o700)
+    except OSError:
+        return
+
+
+def _let_change(fd: int) -> None:
+    """Effect: what is opened can be changed and removed, if it is this user's: a worker of root may have locked it."""
+    try:
+        flags = int.from_bytes(fcntl.ioctl(fd, GET_FLAGS, bytes(8))[:4], sys.byteorder)
+        if flags & KEPT_FLAGS and os.fstat(fd).st_uid == os.geteuid():
+            fcntl.ioctl(fd, SET_FLAGS, (flags & ~KEPT_FLAGS).to_bytes(4, sys.byteorder) + bytes(4))
+    except OSError:
+        return  # Most file systems have none. Source: ioctl_iflags(2).
+
+
+def _remove_file(name: str, folder: int) -> None:
+    """Effect: removes what is no folder, a regular file also if it is locked and has no other name."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except PermissionError:
+        try:
+            fd = open_regular(name, folder=folder)
+        except OSError:
+            return
+        if os.fstat(fd).st_nlink == 1:
+            _let_change(fd)
+        os.close(fd)
+        remove(name, folder=folder)
     except OSError:
         return
 
@@ -207,7 +243,7 @@ def _without_rest(folder: int) -> list[str]:
         with os.scandir(folder) as entries:
             for entry in list(entries):
                 if not entry.is_dir(follow_symlinks=False):
-                    remove(entry.name, folder=folder)
+                    _remove_file(entry.name, folder)
                 elif not _remove_empty(entry.name, folder):
                     folders.append(entry.name)
     except OSError:

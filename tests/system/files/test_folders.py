@@ -1,11 +1,13 @@
 """Private folders are removed whole, and nothing else is, whatever another user puts in their place."""
 
+import fcntl
 import os
 import subprocess
+import sys
 
 import pytest
 
-from cpulaunch.system.files.folders import make_folder, open_own, remove_folder, remove_path
+from cpulaunch.system.files.folders import GET_FLAGS, SET_FLAGS, make_folder, open_own, remove_folder, remove_path
 from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
@@ -49,6 +51,47 @@ def remove_without_permissions(folder):
 def test_folders_without_permissions_are_removed(tmp_path):
     remove_without_permissions(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def locked(path):
+    """Whether root can lock this file or folder, so that it can be neither changed nor removed. Effect: locks it."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        flags = fcntl.ioctl(fd, GET_FLAGS, bytes(8))
+        fcntl.ioctl(fd, SET_FLAGS, bytes([flags[0] | 0x10]) + flags[1:])
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+@needs_root
+@pytest.mark.skipif(sys.byteorder == "big", reason="the flags are in the first byte")
+def test_locked_files_and_folders_are_removed(tmp_path):
+    os.close(make_folder(str(tmp_path / "run")))
+    (tmp_path / "run/closed/deep").mkdir(parents=True)
+    (tmp_path / "run/closed/deep/file").touch()
+    for name in ("run/closed/deep/file", "run/closed/deep", "run/closed", "run"):
+        if not locked(tmp_path / name):
+            pytest.skip("this file system locks nothing")
+    remove_path(str(tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_root
+def test_a_locked_file_with_another_name_stays(tmp_path):
+    os.close(make_folder(str(tmp_path / "run")))
+    (tmp_path / "elsewhere").touch()
+    os.link(tmp_path / "elsewhere", tmp_path / "run/file")
+    if not locked(tmp_path / "elsewhere"):
+        pytest.skip("this file system locks nothing")
+    remove_path(str(tmp_path / "run"))
+    stayed = (tmp_path / "run/file").exists()
+    fd = os.open(tmp_path / "elsewhere", os.O_RDONLY)
+    fcntl.ioctl(fd, SET_FLAGS, bytes(8))
+    os.close(fd)
+    assert stayed
 
 
 @needs_root
