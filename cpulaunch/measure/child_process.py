@@ -15,7 +15,7 @@ from cpulaunch.launch.process.bind import UNBOUND
 from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import kill_children, own_children
+from cpulaunch.launch.process.processes import ended_child, kill_children, own_children
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -34,6 +34,8 @@ ASK_SECONDS = 0.1
 """Between two questions whether it is enough."""
 GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM: longer than a launch gives its workers by default."""
+REMAINS_SECONDS, REMAINS_PAUSE_SECONDS = 6.0, 0.01
+"""How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
 
 
 @record
@@ -80,12 +82,14 @@ def run_child(
     limit_seconds: float,
     receive: Sequence[Callable[[bytes], None]] = (),
     enough: Callable[[], bool] | None = None,
+    guarded: bool = False,
 ) -> ChildResult:
     """How the command ended, which gets neither standard input nor a terminal. For the main thread.
 
     `receive`: take what it writes to stdout and to stderr. `enough`: asked again and again whether the command has
-    done all that is wanted; then it is ended like one that ran past its limit. Effect: every process that it started
-    has ended when this returns or raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError,
+    done all that is wanted; then it is ended like one that ran past its limit. `guarded`: it is a launch, whose other
+    processes remove its files if one is killed. Effect: every process that it started has ended when this returns or
+    raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError,
     NotExecutableError.
     """
     adopt_orphans()
@@ -102,6 +106,8 @@ def run_child(
         child.wait(GRACE_SECONDS, heedless=True)
         raise
     finally:
+        if guarded and child.exit_code is not None and child.exit_code < 0:
+            _wait_for_ends(spared)
         kill_children(spared)
         child.close()
         if setup.pauses is not None:
@@ -114,6 +120,13 @@ def run_child(
         stderr_tail=child.tails[1],
         enough=child.was_enough,
     )
+
+
+def _wait_for_ends(spared: frozenset[int]) -> None:
+    """Effect: waits until all children but those `spared` have ended, at most REMAINS_SECONDS."""
+    deadline = time.monotonic() + REMAINS_SECONDS
+    while any(ended_child(pid) is None for pid in own_children() - spared) and time.monotonic() < deadline:
+        time.sleep(REMAINS_PAUSE_SECONDS)
 
 
 class _Child:

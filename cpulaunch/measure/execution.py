@@ -194,7 +194,7 @@ def _launch_cpulaunch(
     if choice.pattern is not None:
         options += ["--metric", choice.pattern]
     command = (sys.executable, "-P", "-m", "cpulaunch", "run", *options, *program)
-    child = run_child(command, setup.child, limit_seconds=limit)
+    child = run_child(command, setup.child, limit_seconds=limit, guarded=True)
     # After a failure, what is there may be the program's: it may have ended the launch, or kept it from writing.
     report = _read_report(path) if setup.reports and child.exit_code == 0 else None
     metrics = {} if report is None else _of_all_workers(report.get("metrics"), choice)

@@ -14,6 +14,7 @@ from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.record import replace
 from tests.launch.launching import alive, eventually
 from tests.launch.process.test_hostile_workers import may_trace
 
@@ -272,8 +273,8 @@ ENDS_ITS_LAUNCH = """
         report = words[words.index(b"--report") + 1]
         process = int(open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[1])
     open(report, "w").write(sys.argv[1])
-    for process in reversed(launch):
-        os.kill(process, 9)
+    os.kill(launch[-1], 9)
+    os.kill(launch[0], 9)
 """
 
 
@@ -282,9 +283,15 @@ ENDS_ITS_LAUNCH = """
     "forged",
     ['{"metrics": {"ms": 1}}', '{"metrics": {"ms": {"values": ["x"]}}}', '{"workers": [1]}', '{"plan": 5}'],
 )
-def test_a_program_that_ends_its_launch_and_writes_the_report_itself_has_failed(sample, forged):
-    found = sample(ENDS_ITS_LAUNCH, DEFAULTS, forged, choice=MetricChoice(name="ms"))
-    assert (found.value, found.failure, found.report) == (None, "SIGKILL ended it", None)
+def test_a_program_that_ends_its_launch_and_writes_the_report_itself_has_failed(sample, setup, tmp_path, forged):
+    """Nothing is left of the launch: its inner guard, which lives, removes the run's folder."""
+    (tmp_path / "runs").mkdir()
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "runs")}
+    setup = replace(setup, child=ChildSetup(environ=environ))
+    found = sample(ENDS_ITS_LAUNCH, DEFAULTS, forged, choice=MetricChoice(name="ms"), setup=setup)
+    assert (found.value, found.report) == (None, None)
+    assert found.failure.startswith("SIGKILL ended it")
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 @SIDES

@@ -68,12 +68,14 @@ def diagnose_launched(
     chosen = () if any(word.partition("=")[0] == "--python" for word in words) else ("--python", python)
     command = (sys.executable, "-P", "-m", "cpulaunch", "run", *chosen, *words)
     environ = child_environ(setup.environ, ((DIAGNOSIS_VARIABLE, encode_request(request)),))
-    return _finished(command, request, replace(setup, environ=environ), limit)
+    return _finished(command, request, replace(setup, environ=environ), limit, guarded=True)
 
 
-def _finished(command: tuple[str, ...], request: DiagnosisRequest, setup: ChildSetup, limit: float) -> DiagnosedLaunch:
+def _finished(
+    command: tuple[str, ...], request: DiagnosisRequest, setup: ChildSetup, limit: float, *, guarded: bool = False
+) -> DiagnosedLaunch:
     enough = None if request.to_end else Measurement(request.folder).is_complete
-    child = run_child(command, setup, limit_seconds=limit, enough=enough)
+    child = run_child(command, setup, limit_seconds=limit, enough=enough, guarded=guarded)
     return DiagnosedLaunch(
         figures=read_folder(request.folder),
         states=read_states(request.folder),
