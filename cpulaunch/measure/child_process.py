@@ -12,10 +12,10 @@ import threading
 import time
 
 from cpulaunch.launch.process.bind import UNBOUND
-from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
+from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, await_end, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import ended_child, kill_children, own_children
+from cpulaunch.launch.process.processes import kill_children, own_children
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -34,7 +34,7 @@ ASK_SECONDS = 0.1
 """Between two questions whether it is enough."""
 GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM: longer than a launch gives its workers by default."""
-REMAINS_SECONDS, REMAINS_PAUSE_SECONDS = 6.0, 0.01
+REMAINS_SECONDS = 6.0
 """How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
 
 
@@ -124,9 +124,12 @@ def run_child(
 
 def _wait_for_ends(spared: frozenset[int]) -> None:
     """Effect: waits until all children but those `spared` have ended, at most REMAINS_SECONDS."""
-    deadline = time.monotonic() + REMAINS_SECONDS
-    while any(ended_child(pid) is None for pid in own_children() - spared) and time.monotonic() < deadline:
-        time.sleep(REMAINS_PAUSE_SECONDS)
+    deadline, ended = time.monotonic() + REMAINS_SECONDS, set[int]()
+    while left := own_children() - spared - ended:
+        pid = min(left)
+        if not await_end(pid, deadline - time.monotonic()):
+            return
+        ended.add(pid)
 
 
 class _Child:

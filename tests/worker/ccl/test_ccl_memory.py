@@ -271,13 +271,18 @@ def test_a_rank_that_sleeps_until_the_next_barrier_is_woken_by_a_rank_that_was_s
     )
     thread.start()
     deadline = time.monotonic() + SECONDS
-    while waiting.slot(0).count < 2 or not any(stopped.slot(1).sleepers):
+    while waiting.slot(0).count < 2 or not any(stopped.slot(1).sleepers) or not is_asleep(thread):
         assert time.monotonic() < deadline
-    time.sleep(0.05)
     stopped.slot(1).sleepers[1] = 0  # As it clears the flag of barrier 1.
     MemoryPath(stopped).barrier(BARRIER)
     thread.join(SECONDS / 2)
     assert not thread.is_alive()
+
+
+def is_asleep(thread):
+    """Whether a thread that has said so, in the library, sleeps. Source: proc_pid_stat(5), state."""
+    status = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "S"
 
 
 def numbers_of(call):
@@ -307,9 +312,8 @@ def test_a_rank_that_was_aborted_does_not_touch_its_tensor_when_the_late_one_arr
     thread = threading.Thread(target=reduce)
     thread.start()
     deadline = time.monotonic() + SECONDS
-    while not late.slot(1).sleepers[1]:
+    while not late.slot(1).sleepers[1] or not is_asleep(thread):
         assert time.monotonic() < deadline
-    time.sleep(0.05)
     aborted.leave()
     tensor.fill_(42)
     with suppress(PeerLostError):
