@@ -75,12 +75,10 @@ class MemoryPath:
         self._run(call, source, target, flat.nbytes, sender=root)
 
     def all_gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
-        """Effect: the target holds the sources of all ranks, in rank order. It may be None."""
+        """Effect: the target, if this rank has one, holds the sources of all ranks, in rank order."""
         self._run(call, source, target, source.nbytes)
 
-    def gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
-        """Effect: the root's target holds the sources of all ranks, in rank order. It is None in other ranks."""
-        self.all_gather(call, target, source)
+    gather = all_gather
 
     def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
         """Effect: the target is this rank's part of the root's source, which is None in other ranks."""
