@@ -10,9 +10,10 @@ import sys
 import termios
 import threading
 import time
+from contextlib import suppress
 
 from cpulaunch.launch.process.bind import UNBOUND
-from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, await_end, wait_for_exit
+from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import kill_children, own_children
@@ -123,13 +124,24 @@ def run_child(
 
 
 def _wait_for_ends(spared: frozenset[int]) -> None:
-    """Effect: waits until all children but those `spared` have ended, at most REMAINS_SECONDS."""
-    deadline, ended = time.monotonic() + REMAINS_SECONDS, set[int]()
-    while left := own_children() - spared - ended:
-        pid = min(left)
-        if not await_end(pid, deadline - time.monotonic()):
-            return
-        ended.add(pid)
+    """Effect: waits until all children but those `spared` have ended, at most REMAINS_SECONDS; reaps none.
+
+    Does not wait where the system has no waitid(2), as Python < 3.13 on macOS.
+    """
+    deadline = time.monotonic() + REMAINS_SECONDS
+
+    def wait() -> None:
+        ended = set[int]()
+        while (left := own_children() - spared - ended) and time.monotonic() < deadline:
+            pid = min(left)
+            with suppress(ChildProcessError):  # It was reaped meanwhile.
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            ended.add(pid)
+
+    if hasattr(os, "waitid"):
+        waiter = threading.Thread(target=wait, daemon=True)  # Killing the children, which comes next, ends it.
+        waiter.start()
+        waiter.join(REMAINS_SECONDS)
 
 
 class _Child:

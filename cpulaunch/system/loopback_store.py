@@ -50,10 +50,11 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         if listener is None:
             return make_store(host, port, *more, **options)
         bound = listener.getsockname()[1]
+        changes: dict[str, Any] = {"master_listen_fd": listener.fileno()}
         if _version_of_torch() < LIBUV_TAKES_SOCKETS:
-            options["use_libuv"] = False
+            changes["use_libuv"] = False
         try:
-            store = make_store(host, bound, *more, **options, master_listen_fd=listener.fileno())
+            store = make_store(host, bound, *more, **options | changes)
         except TypeError:  # This torch cannot be given a socket.
             listener.close()
             return make_store(host, port, *more, **options)

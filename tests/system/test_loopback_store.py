@@ -115,7 +115,9 @@ def test_a_port_that_another_process_serves_for_a_moment_is_tried_again(neighbou
     assert seen() is None, "what was tried before keeps it, and its server, alive"
 
 
-def test_a_torch_that_takes_no_socket():
+@pytest.mark.parametrize("version", ["2.13.0", "2.0.1"])
+def test_a_torch_that_takes_no_socket(monkeypatch, version):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__=version))
     calls = []
     on_loopback(recorded(calls, accepts=False))("127.0.0.1", 1234, 1, True)
     assert calls == [("127.0.0.1", 1234, True, {})]

@@ -99,19 +99,6 @@ def _child_descriptor(child: int) -> int | None:
         return None
 
 
-def await_end(pid: int, seconds: float) -> bool:
-    """Whether a child, which is not reaped, ends within `seconds`; False where the kernel has no pidfd."""
-    pidfd = _child_descriptor(pid)
-    if pidfd is None:
-        return False
-    end = select.poll()
-    end.register(pidfd, select.POLLIN)
-    try:
-        return bool(end.poll(max(0.0, 1000 * seconds)))
-    finally:
-        os.close(pidfd)
-
-
 def wait_for_exit(pid: int) -> int | None:
     """The exit code of a child, or minus the signal that killed it, once it has ended, traced or not.
 

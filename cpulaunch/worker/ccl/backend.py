@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from datetime import timedelta
 from functools import partial
 
@@ -45,18 +44,13 @@ if TYPE_CHECKING:
 _NO_TIME = timedelta(0)
 
 
-def _unless_gone(method: Callable[[], Any]) -> Callable[[], Any]:
-    """The method, without a reference to its object; None instead of a result once that is gone.
+def _leave_all(peers: list[Any]) -> None:
+    for each in peers:
+        each.leave()
 
-    Works that are kept for a while would otherwise keep their group, which torch before 2.6 destroys by dropping it.
-    """
-    reference = weakref.WeakMethod(method)
 
-    def call() -> Any:
-        bound = reference()
-        return None if bound is None else bound()
-
-    return call
+def _first_lost(peers: list[Any]) -> tuple[int, int] | None:
+    return next((lost for each in peers if (lost := each.lost_peer())), None)
 
 
 class CclGroup(ProcessGroup):
@@ -74,6 +68,9 @@ class CclGroup(ProcessGroup):
         self._ops: CollectiveOps | None = None
         self._gloo: Any = None
         self._has_shown_gloo = False
+        # How to reach the other ranks: the path, or what connects them during set-up. Works that are kept for a while
+        # refer to this list and not to the group, which torch before 2.6 destroys by dropping it.
+        self._peers: list[Any] = []
         with group_setup.shared_fate(store, rank) as store:
             path = group_setup.requested_path()
             memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
@@ -82,21 +79,16 @@ class CclGroup(ProcessGroup):
             self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
             self._queue = GroupQueue(
                 Executor(thread_cpus(os.environ)) if self._is_in_memory else shared_executor(),
-                lost_peer=_unless_gone(self._lost_peer),
-                notify_others=_unless_gone(self._notify_others),
+                lost_peer=partial(_first_lost, self._peers),
+                notify_others=partial(_leave_all, self._peers),
             )
             self.set_timeout(timeout)
-            self._setup_peers: Any = None
             if isinstance(memory, MemoryPath):
                 self._ops = CollectiveOps(memory, rank=rank, size=size)
             elif not self.uses_gloo:
-                join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._on_connect)
+                join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._peers.append)
                 self._ops = self._queue.submit(join, self._seconds).result()
-                self._setup_peers = None
-
-    def _on_connect(self, peers: Any) -> None:
-        """Effect: the ranks are notified if this one fails before the group is set up."""
-        self._setup_peers = peers
+            self._peers[:] = [] if self._ops is None else [self._ops.path]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Effect: changes the group's timeout, gloo's too."""
@@ -127,17 +119,6 @@ class CclGroup(ProcessGroup):
             if done is not None:
                 return done
         return self._queue.submit(job, self._seconds)
-
-    def _notify_others(self) -> None:
-        if self._ops is not None:
-            self._ops.path.leave()
-        elif self._setup_peers is not None:
-            self._setup_peers.leave()
-
-    def _lost_peer(self) -> tuple[int, int] | None:
-        if self._ops is None:
-            return None if self._setup_peers is None else self._setup_peers.lost_peer()
-        return self._ops.path.lost_peer()
 
     @property
     def _open_ops(self) -> CollectiveOps:
@@ -371,6 +352,7 @@ class CclGroup(ProcessGroup):
     def shutdown(self) -> None:
         """Effect: finishes all submitted works, then leaves the group; does nothing the second time."""
         ops, self._ops = self._ops, None
+        self._peers.clear()
         try:
             if ops is not None and self._queue.broken is None:
                 self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
@@ -381,6 +363,7 @@ class CclGroup(ProcessGroup):
         """Effect: all works of the group fail, in this rank and in the others, now and later."""
         self._queue.give_up(CclError("it was aborted"))
         self._ops = None
+        self._peers.clear()
         self._end("it was aborted")
 
     def __del__(self) -> None:
