@@ -17,7 +17,6 @@ from cpulaunch.worker.reporting.degradation import warned
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import timedelta
     from typing import Any
 
 NAME, GLOO, MPI = "ccl", "gloo", "mpi"
@@ -29,19 +28,18 @@ BINDINGS = "oneccl_bindings_for_pytorch"
 _C10D = "torch.distributed.distributed_c10d"
 
 
-def make_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A process group over ccl. Raises: CclError if no path is available."""
-    from cpulaunch.worker.ccl.backend import CclGroup
-
-    return CclGroup(store, rank, size, timeout)
-
-
 def register() -> None:
-    """Effect: registers this package's backend "ccl" with torch.distributed, unless one is already registered."""
+    """Effect: registers this package's backend "ccl" with torch.distributed, unless one is already registered.
+
+    What it needs is imported here: a rank whose import fails later, while a group is set up, would leave the others
+    waiting.
+    """
     from torch.distributed import Backend
 
+    from cpulaunch.worker.ccl.backend import CclGroup
+
     if NAME.upper() not in Backend._plugins:
-        Backend.register_backend(NAME, make_group, devices=["cpu"])
+        Backend.register_backend(NAME, CclGroup, devices=["cpu"])
         _accept_in_monitored_barrier(sys.modules[_C10D])
         _skip_in_flight_recorder(sys.modules[_C10D])
     announce()

@@ -103,6 +103,10 @@ PROGRAMS = {
         before="torch.cuda.is_available = lambda: True",
         dist_backend="ccl",
     ),
+    "nothing of cpulaunch is imported by the set-up of a group": case(
+        SHOW + "import cpulaunch.ccl\nbefore = set(sys.modules)\ninit('ccl')\n"
+        "print([name for name in set(sys.modules) - before if name.startswith('cpulaunch')])",
+    ),
     "not imported if unused": case(
         "print(any(name.startswith('cpulaunch.worker.ccl.') and 'registration' not in name for name in sys.modules),"
         " 'CCL' in torch.distributed.Backend._plugins)",
@@ -134,6 +138,7 @@ def test_a_program_gets_the_group(outcomes, name):
         ("a mesh", "CclGroup"),
         ("mpi with support in torch", "True"),
         ("beside a GPU", "gloo"),
+        ("nothing of cpulaunch is imported by the set-up of a group", "[]"),
         ("not imported if unused", "False False"),
     ],
 )
@@ -166,7 +171,7 @@ AVAILABILITY = {
     "chosen": (case(SHOW_AVAILABILITY, dist_backend="ccl"), "True True False False"),
     "gloo chosen": (case("sys.platform = 'win32'" + SHOW_AVAILABILITY, dist_backend="gloo"), "True True False False"),
     "unsupported platform": (case("sys.platform = 'win32'" + SHOW_AVAILABILITY), "False True False False"),
-    "registered": (case("import cpulaunch.ccl" + SHOW_AVAILABILITY), "True True True False"),
+    "registered": (case("import cpulaunch.ccl" + SHOW_AVAILABILITY), "True True True True"),
     "of Intel's bindings": (
         case(f"BODY = ''{BINDINGS}sys.platform = 'win32'{SHOW_AVAILABILITY}{CLEAN}"),
         "True True False False",
