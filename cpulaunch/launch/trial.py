@@ -200,7 +200,7 @@ def _read_until_closed(fd: int) -> tuple[bytes, bool]:
     output = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    while poll.poll(max(0.0, deadline - monotonic()) * 1000):
+    while (rest := deadline - monotonic()) > 0 and poll.poll(rest * 1000):
         data = os.read(fd, 1 << 16)
         if not data:
             return output, True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.launch import trial
 from cpulaunch.launch.trial import MAX_BYTES, TIMED_OUT, read_verdicts, try_preloads, write_verdicts
 from tests.launch.launching import alive, eventually
 
@@ -95,6 +96,14 @@ def test_an_interpreter_that_does_not_load_it_is_refused(library, tmp_path):
     silent.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {sys.executable} -I -S -c "raise SystemExit(77)"\n')
     silent.chmod(0o755)
     assert attempt(library, tmp_path, interpreter=str(silent)) == "the interpreter starts without loading it"
+
+
+def test_an_interpreter_that_writes_without_end_is_refused_after_the_time_limit(library, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.5)
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec yes >&2\n")
+    endless.chmod(0o755)
+    assert attempt(library, tmp_path, interpreter=str(endless)) == TIMED_OUT
 
 
 def test_a_missing_interpreter_is_refused(library, tmp_path):

@@ -114,10 +114,24 @@ def port_holder(port: int) -> str | None:
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"{escaped(psutil.Process(connection.pid).name()[:MAX_NAME])} (pid {connection.pid})"
-    except (psutil.Error, OSError, UnicodeError):  # A name may be any bytes.
+                return f"{escaped(_process_name(connection.pid)[:MAX_NAME])} (pid {connection.pid})"
+    except (psutil.Error, OSError):
         return None
     return None
+
+
+def _process_name(pid: int) -> str:
+    """The kernel's name of a process. Raises: OSError or psutil.Error if there is none.
+
+    On Linux psutil completes a name of 15 bytes from the command line, which is memory of that process: another user
+    can make reads of it wait.
+    """
+    if is_linux():
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as file:
+            return file.read().removesuffix("\n")
+    import psutil
+
+    return psutil.Process(pid).name()
 
 
 def check_address(address: str) -> None:
