@@ -131,7 +131,7 @@ def _process_name(pid: int) -> str:
             return file.read().removesuffix("\n")
     import psutil
 
-    return psutil.Process(pid).name()
+    return str(psutil.Process(pid).name())
 
 
 def check_address(address: str) -> None:

@@ -89,10 +89,10 @@ def split_elements(tensor: Tensor, rows: Sequence[int], size: int) -> list[int]:
 
     Raises: ValueError if the rows do not add up to the tensor's.
     """
-    total = tensor.shape[0] if tensor.dim() else 1
+    total, rows = tensor.shape[0] if tensor.dim() else 1, [int(each) for each in rows]
     if not rows and total % size:
         raise ValueError(f"{total} rows cannot be divided evenly among {size} ranks")
-    parts = list(rows) or [total // size] * size
+    parts = rows or [total // size] * size
     if len(parts) != size or sum(parts) != total or min(parts) < 0:
         raise ValueError(f"the splits {parts} do not add up to {total} rows for {size} ranks")
     return [part * (tensor.numel() // total if total else 0) for part in parts]

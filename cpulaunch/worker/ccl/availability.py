@@ -15,14 +15,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MACHINE = ("linux", "x86_64")
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 ADMINISTRATORS_ONLY = 2
 """The lowest ptrace_scope at which only administrators may read other processes. Source: kernel, LSM/Yama.rst."""
 
 
+def check_machine(system: str, architecture: str) -> None:
+    """Raises: CclError unless this is x86-64 Linux, which oneCCL and the shared barrier need."""
+    if (system, architecture) != MACHINE:
+        raise CclError(f"the ccl backend supports x86-64 Linux only, not {architecture} {system}\nhint: use gloo")
+
+
 def is_available(environ: Mapping[str, str]) -> bool:
     """Whether this machine supports a path that the environment allows (CPULAUNCH_CCL_PATH)."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+    if (sys.platform, platform.machine()) != MACHINE:
         return False
     requested = environ.get(PATH_VARIABLE) or "auto"
     return (requested != "oneccl" and may_access_peers()) or (requested != "memory" and has_oneccl())

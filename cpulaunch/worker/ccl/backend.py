@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -105,20 +106,31 @@ class CclGroup(ProcessGroup):
             self.set_timeout(timeout)
 
     def submit(self, job: Callable[[], Any], options: Any) -> Work:
-        """The work of a job. On the memory path, a synchronous call runs its job in the calling thread.
-
-        A call with a timeout of its own does not, because the ranks wait for each other with the group's timeout.
-        """
+        """The work of a job. On the memory path, a synchronous call runs its job in the calling thread."""
         if self._has_shown_gloo:
             self._adopt_timeout()
-        timeout = options.timeout
+        timeout, seconds = options.timeout, self._seconds
         if timeout > _NO_TIME:
-            return self._queue.submit(job, timeout.total_seconds(), has_own_timeout=True)
+            seconds = timeout.total_seconds()
+            job = self._limited(job, seconds)
         if self._is_in_memory and not getattr(options, "asyncOp", True):
             done = self._queue.do_now(job)
             if done is not None:
                 return done
-        return self._queue.submit(job, self._seconds)
+        return self._queue.submit(job, seconds)
+
+    def _limited(self, job: Callable[[], Any], seconds: float) -> Callable[[], Any]:
+        """The job with a timeout of its own."""
+        set_timeout = self._open_ops.path.set_timeout
+
+        def limited() -> Any:
+            set_timeout(seconds)
+            try:
+                return job()
+            finally:
+                set_timeout(self._seconds)
+
+        return limited
 
     @property
     def _open_ops(self) -> CollectiveOps:
@@ -350,13 +362,17 @@ class CclGroup(ProcessGroup):
     send, recv, recv_anysource = by_gloo("send"), by_gloo("recv"), by_gloo("recv_anysource")
 
     def shutdown(self) -> None:
-        """Effect: finishes all submitted works, then leaves the group; does nothing the second time."""
+        """Effect: finishes all submitted works, then leaves the group; does nothing the second time.
+
+        The error of a work that fails meanwhile is for those who wait for that work.
+        """
         ops, self._ops = self._ops, None
-        self._peers.clear()
         try:
             if ops is not None and self._queue.broken is None:
-                self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
+                with suppress(RuntimeError):
+                    self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
         finally:
+            self._peers.clear()
             self._end("it was destroyed")
 
     def abort(self) -> None:
@@ -367,8 +383,11 @@ class CclGroup(ProcessGroup):
         self._end("it was aborted")
 
     def __del__(self) -> None:
-        """Effect: ends the group's thread: torch before 2.6 destroys groups by dropping them, without shutdown."""
-        if getattr(self, "_ops", None) is not None and self._is_in_memory:
+        """Effect: leaves the group: torch before 2.6 destroys groups by dropping them, without shutdown."""
+        ops = getattr(self, "_ops", None)
+        if ops is not None and self._is_in_memory:
+            with suppress(RuntimeError):  # Broken, or the interpreter ends.
+                self._queue.submit(partial(group_setup.leave, ops), self._seconds)
             self._queue.executor.close()
 
     def _end(self, why: str) -> None:

@@ -169,11 +169,6 @@ class CollectiveOps:
         for target, part in zip(targets, flat.split(splits[1]), strict=True):
             target.data.copy_(part.view(target.shape))
 
-    def close(self) -> None:
-        """Effect: leaves the group and frees its resources. Raises: CclError."""
-        self.path.leave()
-        self.path.close()
-
 
 def _empty_rows(source: Tensor, size: int) -> Tensor:
     """An uninitialised tensor with one row of as many elements for each rank."""

@@ -12,9 +12,10 @@ import threading
 from collections import deque
 from queue import SimpleQueue
 
+from cpulaunch.worker.ccl.callback_order import callback_place, submitted
 from cpulaunch.worker.ccl.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import INTERRUPTED, CclWork, DoneWork, keep_alive, unfinished_jobs
+from cpulaunch.worker.ccl.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Executor:
 
     def __init__(self, cpus: frozenset[int] = frozenset(), *, may_hang: bool = False) -> None:
         """`may_hang`: a work may never return, such as a call of oneCCL after another rank has exited."""
-        self._cpus, self._may_hang = cpus, may_hang
+        self._cpus, self.may_hang = cpus, may_hang
+        self.finished = 0
         self._watched: SimpleQueue[CclWork] = SimpleQueue()
         self._watcher: threading.Thread | None = None
         self._queue: SimpleQueue[None] = SimpleQueue()
@@ -40,7 +42,6 @@ class Executor:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._running_thread = self._callback_thread = 0
-        self._submitted = self._callback_position = 0
         self._is_closed = False
 
     def try_acquire(self) -> bool:
@@ -48,32 +49,24 @@ class Executor:
         return not self._works and self.lock.acquire(blocking=False)
 
     def submit(self, work: CclWork) -> None:
-        """Effect: the work runs after all earlier ones. One that a callback of a future submits has run on return.
+        """Effect: the work runs after all earlier ones. One that a callback submits may have run on return.
 
-        Its place must not depend on when the callback runs, which is different in each rank: it comes after the works
-        that were submitted before the program asked for the future, and before all others.
         Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
         """
         self._check_not_running()
-        if self._callback_thread == threading.get_ident():
-            work.position = self._callback_position
-            while self._works and self._works[0].position <= work.position:
+        place = callback_place()
+        if place is not None and self._callback_thread == threading.get_ident():
+            while self._works and self._works[0].place <= place:
                 self._run_next()
             work.queue.run_work(work)
             return
-        self._submitted += 1
-        work.position = self._submitted
+        work.place = submitted()
         self._works.append(work)
         self._queue.put(None)
         with self._starting:  # Several threads may submit works.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
                 self._thread.start()
-
-    def position(self) -> int:
-        """The position that a work submitted by a callback gets if the callback's future is asked for now."""
-        is_callback = self._callback_thread == threading.get_ident()
-        return self._callback_position if is_callback else self._submitted
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
@@ -85,12 +78,12 @@ class Executor:
 
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
         """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
-        outer = self._callback_thread, self._callback_position
-        self._callback_thread, self._callback_position = threading.get_ident(), work.callback_position
+        outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        self.finished += 1
         try:
             work.finish(error)
         finally:
-            self._callback_thread, self._callback_position = outer
+            self._callback_thread = outer
 
     def _check_not_running(self) -> None:
         if self._running_thread == threading.get_ident():
@@ -109,7 +102,7 @@ class Executor:
         self._check_not_running()
         if self._callback_thread == threading.get_ident():
             self._run_works(work)
-        elif not (has_own_timeout or self._may_hang):
+        elif not (has_own_timeout or self.may_hang):
             self._run_if_free(work)
 
     def _run_if_free(self, work: CclWork) -> None:
@@ -124,7 +117,7 @@ class Executor:
 
     def watch(self, work: CclWork) -> None:
         """Effect: the work's future fails at the timeout, even if no thread waits for the work itself."""
-        if not self._may_hang:
+        if not self.may_hang:
             return
         self._watched.put(work)
         with self._starting:
@@ -190,10 +183,13 @@ class GroupQueue:
         if self._process != os.getpid():
             raise CclError("this process was forked after init_process_group and is not a rank of the group")
 
-    def submit(self, job: Callable[[], Any], seconds: float, *, has_own_timeout: bool = False) -> CclWork:
-        """The job's work, which runs after all earlier ones. Raises: CclError if the group is broken or in a fork."""
+    def submit(self, job: Callable[[], Any], seconds: float) -> CclWork:
+        """The job's work, which runs after all earlier ones. Raises: CclError if the group is broken or in a fork.
+
+        `seconds`: how long a job that may hang may take, after the one before it.
+        """
         self._check()
-        work = CclWork(job, self, seconds, has_own_timeout=has_own_timeout)
+        work = CclWork(job, self, seconds)
         keep_alive(work)
         self.executor.submit(work)
         return work
@@ -210,7 +206,6 @@ class GroupQueue:
             return DoneWork(self.executor.run(job)) if is_acquired else None
         except BaseException as error:  # An interrupt breaks the group too: the other ranks have begun.
             if not isinstance(error, RanksDisagreeError):
-                unfinished_jobs.append((job, error))
                 self.give_up(error)
             raise
         finally:

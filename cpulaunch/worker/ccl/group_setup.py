@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
-import sys
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -57,7 +55,6 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
     torch names the first group of a program alike each time, and a launcher's store outlives it. Every rank joins as
     often as the others. Effect: if the set-up fails in this rank, the others learn it from the store.
     """
-    check_machine(sys.platform, platform.machine())
     fresh = dist.PrefixStore(f"time {store.add(f'times/{rank}', 1)}", store)
     try:
         yield fresh
@@ -71,12 +68,6 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
 def _tell(store: Any, failure: str) -> None:
     with suppress(RuntimeError):  # The store's server has gone.
         store.set(FAILURE_KEY, failure)
-
-
-def check_machine(system: str, architecture: str) -> None:
-    """Raises: CclError unless this is x86-64 Linux, which oneCCL and the shared barrier need."""
-    if (system, architecture) != ("linux", "x86_64"):
-        raise CclError(f"the ccl backend supports x86-64 Linux only, not {architecture} {system}\nhint: use gloo")
 
 
 def requested_path() -> str:
@@ -205,7 +196,8 @@ def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
 
 
 def leave(ops: CollectiveOps) -> None:
-    """Effect: this rank leaves the group. Raises: CclError."""
+    """Effect: this rank leaves the group, and frees its resources unless they are kept. Raises: CclError."""
     atexit.unregister(ops.path.leave)
+    ops.path.leave()
     if ops not in _kept:
-        ops.close()
+        ops.path.close()

@@ -101,7 +101,12 @@ def call_of(
 
 
 def calls_of(result: Any, function: Callable[..., None], *columns: Sequence[Any]) -> Callable[[], Any]:
-    """A job that calls the function for each row of the columns and returns `result`."""
+    """A job that calls the function for each row of the columns and returns `result`.
+
+    The first column are the tensors, or lists of tensors, that are written. Raises: as call_of.
+    """
+    for written in columns[0]:
+        check_writable([written] if isinstance(written, torch.Tensor) else written)
 
     def job() -> Any:
         for row in zip(*columns, strict=True):

@@ -7,6 +7,7 @@ ccl only when the program names it. Source: torch/distributed/distributed_c10d.p
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -29,20 +30,32 @@ _C10D = "torch.distributed.distributed_c10d"
 
 
 def register() -> None:
-    """Effect: registers this package's backend "ccl" with torch.distributed, unless one is already registered.
-
-    What it needs is imported here: a rank whose import fails later, while a group is set up, would leave the others
-    waiting.
-    """
+    """Effect: registers this package's backend "ccl" with torch.distributed, unless one is already registered."""
     from torch.distributed import Backend
 
-    from cpulaunch.worker.ccl.backend import CclGroup
-
     if NAME.upper() not in Backend._plugins:
-        Backend.register_backend(NAME, CclGroup, devices=["cpu"])
+        Backend.register_backend(NAME, _creator(), devices=["cpu"])
         _accept_in_monitored_barrier(sys.modules[_C10D])
         _skip_in_flight_recorder(sys.modules[_C10D])
     announce()
+
+
+def _creator() -> Any:
+    """What creates a group; on a machine that cannot have one, it raises CclError.
+
+    What a group needs is imported now: a rank whose import fails while a group is set up would leave the others
+    waiting.
+    """
+    from cpulaunch.worker.ccl import availability
+
+    machine = sys.platform, platform.machine()
+    if machine != availability.MACHINE:
+        return lambda *_: availability.check_machine(*machine)
+    from cpulaunch.worker.ccl.backend import CclGroup
+    from cpulaunch.worker.ccl.callback_order import watch_callbacks
+
+    watch_callbacks()
+    return CclGroup
 
 
 def _accept_in_monitored_barrier(c10d: Any) -> None:

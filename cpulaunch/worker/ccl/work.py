@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections import deque
 from datetime import timedelta
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     class JobRunner(Protocol):
         """executor.Executor, which imports this module."""
 
+        may_hang: bool
+        finished: int
+
         def run(self, job: Callable[[], Any]) -> Any: ...
-        def position(self) -> int: ...
         def watch(self, work: CclWork) -> None: ...
 
     class WorkQueue(Protocol):
@@ -51,8 +54,8 @@ _kept: dict[int, CclWork] = {}
 _recent: deque[CclWork] = deque(maxlen=_RECENT)
 """Finished works of small tensors: see keep_alive."""
 unfinished_jobs: list[Any] = []
-"""Failed jobs and their errors. Other ranks may still write to the job's tensors, and to copies that the error's
-traceback refers to, so these must never be freed."""
+"""Failed jobs of oneCCL and their errors. Other ranks may still write to the job's tensors, and to copies that the
+error's traceback refers to, so these must never be freed."""
 
 
 def _end_without_unloading() -> None:
@@ -92,13 +95,11 @@ def _release(work: CclWork) -> None:
 class CclWork(Work):
     """A submitted collective."""
 
-    def __init__(
-        self, job: Callable[[], Any], queue: WorkQueue, seconds: float, *, has_own_timeout: bool = False
-    ) -> None:
-        """`has_own_timeout`: `seconds` was given for this call; otherwise it is the timeout of the group."""
+    def __init__(self, job: Callable[[], Any], queue: WorkQueue, seconds: float) -> None:
+        """`seconds`: how long a job that may hang may take, after the one before it; others end by themselves."""
         super().__init__()
         self.job: Callable[[], Any] | None = job
-        self.queue, self._seconds, self._has_own_timeout = queue, seconds, has_own_timeout
+        self.queue, self._seconds = queue, seconds
         self._finished = threading.Lock()
         self._finished.acquire()
         self._is_finished = False
@@ -106,7 +107,7 @@ class CclWork(Work):
         self._result: Any = None
         self._done: Any = None
         self._future: Any = None
-        self.position = self.callback_position = 0
+        self.place = 0
 
     def run(self) -> None:
         """Effect: runs the collective. `wait` raises its error.
@@ -117,7 +118,7 @@ class CclWork(Work):
         try:
             self._result = self.queue.executor.run(job) if job is not None else None
         except BaseException as error:
-            if not isinstance(error, RanksDisagreeError):
+            if self.queue.executor.may_hang and not isinstance(error, RanksDisagreeError):
                 unfinished_jobs.append((job, error))
             self._error = self._with_cause(error) if isinstance(error, Exception) else CclError(INTERRUPTED)
             if not isinstance(error, Exception):
@@ -150,29 +151,34 @@ class CclWork(Work):
         return all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True, when the collective has finished. Raises: its error; PeerLostError at the timeout."""
+        """True, when the collective has finished. Raises: its error; CclError after `timeout`, and it goes on."""
         if not self._is_finished:
             seconds = timeout.total_seconds()
-            self.queue.help_with(self, has_own_timeout=seconds > 0 or self._has_own_timeout)
-            self._await(seconds if seconds > 0 else self._seconds)
+            self.queue.help_with(self, has_own_timeout=seconds > 0)
+            self._await(seconds)
         _release(self)
         if self._error is not None:
             raise self._error
         return True
 
-    def _await(self, seconds: float) -> None:
-        left, polls = seconds, 0
+    def _await(self, own_seconds: float) -> None:
+        executor, polls = self.queue.executor, 0
+        limit = own_seconds if own_seconds > 0 else self._seconds if executor.may_hang else math.inf
+        left, finished = limit, executor.finished
         while not self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))):
             left -= POLL_SECONDS
+            if executor.finished != finished and own_seconds <= 0:  # The time of earlier works does not count.
+                left, finished = limit, executor.finished
             why = self.queue.broken
             if why is None and (lost := self.queue.lost_peer()):
                 polls += 1
                 why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective")
                 why = why if polls >= GRACE_POLLS else None
             if why is None and left <= 0:
-                why = PeerLostError(
-                    f"a collective did not finish within {seconds:.0f} s: it timed out (the timeout is its own)"
-                )
+                late = f"a collective did not finish within {limit:.0f} s: it timed out (the timeout is that of"
+                if own_seconds > 0:
+                    raise CclError(f"{late} the wait: the collective goes on)")
+                why = PeerLostError(f"{late} the group or of the call)")
             if why is not None:
                 self.queue.give_up(why)
                 _end_without_unloading()
@@ -205,7 +211,6 @@ class CclWork(Work):
         with _future_lock:
             first = self._future is None
             if first:
-                self.callback_position = self.queue.executor.position()
                 self._done = torch.futures.Future()
                 self._future = self._done.then(self._outcome)
             is_complete = self._is_finished and first

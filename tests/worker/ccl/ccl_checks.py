@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -208,6 +209,63 @@ def callbacks_keep_the_order_of_works(gloo):
         total = size * (size + 1) / 2
         same(b, torch.full((8,), 10 * total))
         same(c, torch.full((8,), 100 * total))
+
+
+@check
+def callbacks_come_after_what_was_called_before_they_were_added(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for late in range(size):
+        b, c = (torch.full((8,), each * (1 + rank)) for each in (10.0, 100.0))
+        time.sleep(0.1 * (rank == late))
+        future = dist.all_reduce(torch.ones(8), async_op=True).get_future()
+        second = dist.all_reduce(b, async_op=True)
+        time.sleep(0.1 * (rank == late))
+        future.then(lambda _, c=c: dist.all_reduce(c, async_op=True)).wait().wait()
+        second.wait()
+        total = size * (size + 1) / 2
+        same(b, torch.full((8,), 10 * total))
+        same(c, torch.full((8,), 100 * total))
+
+
+@check
+def a_call_may_wait_longer_than_the_group(gloo):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    options = dist.BarrierOptions()
+    options.timeout = timedelta(seconds=60)
+    for asynchronous in (False, True):
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = asynchronous
+        time.sleep(2 * (dist.get_rank() == 0))
+        group.barrier(options).wait()
+    dist.all_reduce(torch.ones(1), group=group)
+
+
+@check
+def a_wait_may_time_out_and_be_repeated(gloo):
+    tensor = torch.ones(3)
+    time.sleep(0.5 * (dist.get_rank() == 0))
+    work, waits = dist.all_reduce(tensor, async_op=True), 0
+    while True:
+        waits += 1
+        try:
+            assert work.wait(timedelta(seconds=0.1))
+        except RuntimeError:
+            continue
+        break
+    assert waits > 1 or dist.get_rank() == 0
+    same(tensor, torch.full((3,), float(dist.get_world_size())))
+
+
+@check
+def split_sizes_of_numpy(gloo):
+    numpy = pytest.importorskip("numpy")
+    size = dist.get_world_size()
+    splits = numpy.array([2] * size)
+    mine, theirs = torch.empty(2 * size), torch.empty(2 * size)
+    source = values((2 * size,), torch.float32)
+    dist.all_to_all_single(mine, source, splits, splits)
+    dist.all_to_all_single(theirs, source, splits, splits, group=gloo)
+    same(mine, theirs)
 
 
 @check
@@ -483,6 +541,7 @@ def invalid_arguments_raise(gloo):
         lambda: dist.all_to_all_single(torch.empty(size * 2 + 1), torch.ones(size * 2 + 1)),
         lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), [3] * size, [3] * size),
         lambda: dist.all_reduce(torch.ones(1).expand(5)),
+        lambda: dist.all_reduce_coalesced([torch.ones(2), torch.ones(1).expand(5)]),
     )
     for call in wrong:
         with pytest.raises((ValueError, RuntimeError)):

@@ -86,6 +86,25 @@ def leaves(rank):
     collective()
 
 
+def destroyed(rank):
+    """Rank 0 destroys the group while a collective is pending that rank 1 does not call in time."""
+    shared_store = store()
+    if rank == 1:
+        shared_store.wait(["destroyed"])
+        try:
+            collective()
+        finally:
+            shared_store.set("seen", "1")
+        return
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT_TIMEOUT_SECONDS))
+    dist.all_reduce(torch.ones(LARGE), dist.ReduceOp.MAX, async_op=True)
+    dist.destroy_process_group()
+    print(f"destroyed: {not dist.is_initialized()}", flush=True)
+    shared_store.set("destroyed", "1")
+    shared_store.wait(["seen"])
+    os._exit(0)  # There is no group any more.
+
+
 def aborted(rank):
     """Rank 1 aborts the group and stays alive until rank 0 has noticed."""
     shared_store = store()

@@ -13,11 +13,12 @@ if find_spec("torch") is None:
 
 import torch
 
+from cpulaunch.worker.ccl.availability import check_machine
+from cpulaunch.worker.ccl.callback_order import watch_callbacks
 from cpulaunch.worker.ccl.executor import Executor, GroupQueue
-from cpulaunch.worker.ccl.group_setup import check_machine
 from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import MAX_KEPT, CclWork
+from cpulaunch.worker.ccl.work import MAX_KEPT, CclWork, unfinished_jobs
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -300,18 +301,75 @@ def test_different_calls_do_not_break_the_group():
 
 
 @pytest.mark.parametrize("callback_is_late", [False, True])
-def test_a_works_place_does_not_depend_on_when_a_callback_submits_it(callback_is_late):
-    """PowerSGD's hook asks for the future before the next bucket; other programs do so after they submitted more."""
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_a_works_place_does_not_depend_on_when_a_callback_submits_it(callback_is_late, is_chained):
+    """Programs ask for the future, submit more, and then add a callback, which runs at once if the future is done."""
+    watch_callbacks()
     one, done, gate = queue(), [], threading.Event()
     first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
-    hooked = first.get_future()
+    hooked = first.get_future().then(lambda _: None) if is_chained else first.get_future()
+    one.submit(lambda: done.append("between"), SECONDS)
     if callback_is_late:
         gate.set()
-        first.wait()
+        hooked.wait()
     chained = hooked.then(lambda _: one.submit(lambda: done.append("hook"), SECONDS).get_future().wait())
     one.submit(lambda: done.append("second"), SECONDS)
     third = one.submit(lambda: done.append("third"), SECONDS)
     gate.set()
     chained.wait()
     third.wait()
-    assert done == ["hook", "second", "third"]
+    assert done == ["between", "hook", "second", "third"]
+
+
+def test_callbacks_of_callbacks_keep_their_place():
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+
+    def submit_twice(_):
+        inner = one.submit(lambda: done.append("inner"), SECONDS)
+        inner.get_future().add_done_callback(lambda _: one.submit(lambda: done.append("innermost"), SECONDS))
+
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    first.get_future().add_done_callback(submit_twice)
+    last = one.submit(lambda: done.append("last"), SECONDS)
+    gate.set()
+    last.wait()
+    assert done == ["inner", "innermost", "last"]
+
+
+def test_a_wait_that_times_out_leaves_the_group_usable():
+    one, gate = queue(), threading.Event()
+    work = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    with pytest.raises(CclError, match=r"timed out .*the collective goes on"):
+        work.wait(timedelta(seconds=0.05))
+    gate.set()
+    assert work.wait(timedelta(seconds=SECONDS))
+    assert one.broken is None
+
+
+def test_a_job_that_ends_by_itself_is_awaited_for_as_long_as_it_takes():
+    one, started, gate = queue(), threading.Event(), threading.Event()
+    work = one.submit(lambda: (started.set(), gate.wait(SECONDS)), 0.01)
+    started.wait(SECONDS)
+    threading.Timer(0.3, gate.set).start()
+    assert work.wait()
+
+
+def test_the_time_of_earlier_works_does_not_count(monkeypatch):
+    monkeypatch.setattr("cpulaunch.worker.ccl.work.POLL_SECONDS", 0.3)
+    one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
+    works = [one.submit(lambda: threading.Event().wait(0.4), 0.9) for _ in range(4)]
+    assert works[-1].wait()
+
+
+@pytest.mark.parametrize("may_hang", [False, True])
+def test_only_failed_jobs_that_others_may_write_to_are_kept(may_hang):
+    one = GroupQueue(Executor(may_hang=may_hang), lost_peer=lambda: None, notify_others=lambda: None)
+
+    def fail():
+        raise CclError("no")
+
+    before = len(unfinished_jobs)
+    with pytest.raises(CclError, match="no"):
+        one.submit(fail, SECONDS).wait()
+    assert len(unfinished_jobs) - before == may_hang

@@ -119,7 +119,7 @@ class MemoryPath:
         if outcome == LATE:
             return PeerLostError(
                 f"rank {failed} of the group did not reach this collective within {self._group.seconds:.0f} s: "
-                "the collective timed out (the timeout is the group's)"
+                "the collective timed out (the timeout is that of the group or of the call)"
             )
         if outcome == LEFT:
             return PeerLostError(f"{who} left the group")

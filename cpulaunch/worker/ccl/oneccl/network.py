@@ -10,7 +10,7 @@ from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 PROBLEM = "!"
@@ -29,12 +29,19 @@ def interfaces(environ: Mapping[str, str]) -> str:
     return requested or (_interface_towards(master, alone=_is_single_host(environ)) if master else "")
 
 
+def _addresses() -> Mapping[str, Sequence[Any]]:
+    """The addresses of each interface. Raises: CclError without psutil, in a Python of the user's choice."""
+    try:
+        import psutil
+    except ImportError as error:
+        raise CclError(f"{error}\nhint: pip install psutil") from None
+    return psutil.net_if_addrs()
+
+
 def own_address(environ: Mapping[str, str]) -> str:
     """This host's address on the interface to use, IPv4 first. Raises: CclError if there is none."""
-    import psutil
-
     name = interfaces(environ).split(",")[0] or ("lo" if _is_single_host(environ) else "")
-    addresses = psutil.net_if_addrs().get(name, [])
+    addresses = _addresses().get(name, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         found = [each.address for each in addresses if each.family == family and "%" not in each.address]
         if found:
@@ -114,7 +121,5 @@ def _interface_with(address: str) -> str:
     """The interface that has an address; empty if none has."""
     if _is_loopback(address):
         return "lo"
-    import psutil
-
-    found = (name for name, rows in psutil.net_if_addrs().items() if any(row.address == address for row in rows))
+    found = (name for name, rows in _addresses().items() if any(row.address == address for row in rows))
     return next(found, "")

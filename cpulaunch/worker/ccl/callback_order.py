@@ -1,0 +1,68 @@
+"""The place of a collective that a callback of a future calls: it must not depend on when the callback runs.
+
+A callback runs at once if its future is complete, else in the thread that completes it, which is different in each
+rank. Its collectives come after those that were submitted before the callback was added, and before all others.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import wraps
+
+import torch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_METHODS = ("then", "add_done_callback")
+"""The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
+
+_lock = threading.Lock()
+_submissions = [0]
+_running = threading.local()
+
+
+def submitted() -> int:
+    """The place of a collective that is submitted now."""
+    with _lock:
+        _submissions[0] += 1
+        return _submissions[0]
+
+
+def callback_place() -> int | None:
+    """The place of collectives that the running callback calls; None outside callbacks."""
+    return getattr(_running, "place", None)
+
+
+def watch_callbacks() -> None:
+    """Effect: the callbacks that Python code adds to any future have a place from now on."""
+    for name in _METHODS:
+        plain = getattr(torch._C.Future, name)
+        if not hasattr(plain, "__wrapped__"):
+            setattr(torch._C.Future, name, _placing(plain))
+
+
+def _placing(plain: Any) -> Any:
+    @wraps(plain)
+    def add(future: Any, callback: Callable[[Any], Any]) -> Any:
+        return plain(future, _placed(callback))
+
+    return add
+
+
+def _placed(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The callback, with the place of one that is added now."""
+    place = callback_place()
+    place = _submissions[0] if place is None else place
+
+    def run(future: Any) -> Any:
+        outer = callback_place()
+        _running.place = place
+        try:
+            return callback(future)
+        finally:
+            _running.place = outer
+
+    return run
