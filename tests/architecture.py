@@ -59,9 +59,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.ccl.wire": {"records"},
     "worker.ccl.memory": {"records", "system", "worker.ccl.wire"},
     "worker.ccl.oneccl": {"records", "system", "worker.ccl.wire", "worker.ccl.memory"},
+    "worker.ccl.works": {"records", "system", "worker.process", "worker.ccl.wire"},
     "worker.ccl": {
         *("records", "system", "worker.reporting", "worker.process"),
-        *("worker.ccl.wire", "worker.ccl.memory", "worker.ccl.oneccl"),
+        *("worker.ccl.wire", "worker.ccl.memory", "worker.ccl.oneccl", "worker.ccl.works"),
     },
     "worker": {
         *("records", "system", "worker.reporting", "worker.process", "worker.tensors", "worker.graph"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -26,12 +27,12 @@ from cpulaunch.worker.ccl import argument_checks as checks
 from cpulaunch.worker.ccl import group_setup
 from cpulaunch.worker.ccl.collective_ops import CollectiveOps
 from cpulaunch.worker.ccl.delegate import open_gloo
-from cpulaunch.worker.ccl.executor import Executor, GroupQueue, shared_executor
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.methods import by_gloo, call_of, calls_of, collective, listed, options
-from cpulaunch.worker.ccl.thread_setup import thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError
 from cpulaunch.worker.ccl.wire.reductions import find_reduction
+from cpulaunch.worker.ccl.works.executor import Executor, GroupQueue, shared_executor
+from cpulaunch.worker.ccl.works.thread_setup import thread_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _leave_all(peers: list[Any]) -> None:
 
 
 def _first_lost(peers: list[Any]) -> tuple[int, int] | None:
-    return next((lost for each in peers if (lost := each.lost_peer())), None)
+    return peers[0].lost_peer() if peers else None
 
 
 class CclGroup(ProcessGroup):
@@ -90,6 +91,8 @@ class CclGroup(ProcessGroup):
                 join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._peers.append)
                 self._ops = self._queue.submit(join, self._seconds).result()
             self._peers[:] = [] if self._ops is None else [self._ops.path]
+        self._leave_if_dropped = weakref.finalize(self, group_setup.leave_dropped, self._queue, self._ops)
+        self._leave_if_dropped.atexit = False
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Effect: changes the group's timeout, gloo's too."""
@@ -382,17 +385,10 @@ class CclGroup(ProcessGroup):
         self._peers.clear()
         self._end("it was aborted")
 
-    def __del__(self) -> None:
-        """Effect: leaves the group: torch before 2.6 destroys groups by dropping them, without shutdown."""
-        ops = getattr(self, "_ops", None)
-        if ops is not None and self._is_in_memory:
-            with suppress(RuntimeError):  # Broken, or the interpreter ends.
-                self._queue.submit(partial(group_setup.leave, ops), self._seconds)
-            self._queue.executor.close()
-
     def _end(self, why: str) -> None:
         """Effect: the group accepts no more works, and its own thread ends."""
         self._queue.broken = self._queue.broken or CclError(why)
+        self._leave_if_dropped.detach()
         self._gloo = None  # Ends gloo's threads and connections even if this object lives on.
         if self._is_in_memory:
             self._queue.executor.close()

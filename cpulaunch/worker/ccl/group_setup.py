@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
 
+    from cpulaunch.worker.ccl.works.executor import GroupQueue
+
 PATHS = ("auto", "memory", "oneccl")
 SHARED_FOLDER = "/dev/shm"
 TELLING_SECONDS = 1.0
@@ -201,3 +203,11 @@ def leave(ops: CollectiveOps) -> None:
     ops.path.leave()
     if ops not in _kept:
         ops.path.close()
+
+
+def leave_dropped(queue: GroupQueue, ops: CollectiveOps | None) -> None:
+    """Effect: this rank leaves a group in memory that was dropped: torch before 2.6 destroys groups in this way."""
+    if ops is not None and not queue.executor.may_hang:
+        with suppress(RuntimeError):  # The group is broken, or this is another process.
+            queue.submit(partial(leave, ops), seconds=0.0)
+        queue.executor.close()

@@ -52,7 +52,7 @@ def _creator() -> Any:
     if machine != availability.MACHINE:
         return lambda *_: availability.check_machine(*machine)
     from cpulaunch.worker.ccl.backend import CclGroup
-    from cpulaunch.worker.ccl.callback_order import watch_callbacks
+    from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
 
     watch_callbacks()
     return CclGroup

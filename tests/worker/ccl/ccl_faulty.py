@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
@@ -84,6 +85,18 @@ def leaves(rank):
     if rank == 1:
         sys.exit(0)
     collective()
+
+
+def ends_with_a_pending_call(rank):
+    """Rank 0 ends, without destroying its group, before rank 1 takes part in its broadcast."""
+    tensor = torch.full((LARGE,), float(rank))
+    if rank == 0:
+        dist.broadcast(tensor, 0, async_op=True)
+        sys.exit(0)
+    time.sleep(1)
+    dist.broadcast(tensor, 0)
+    print(tensor.sum().item(), flush=True)
+    sys.exit(0)
 
 
 def destroyed(rank):

@@ -14,11 +14,11 @@ if find_spec("torch") is None:
 import torch
 
 from cpulaunch.worker.ccl.availability import check_machine
-from cpulaunch.worker.ccl.callback_order import watch_callbacks
-from cpulaunch.worker.ccl.executor import Executor, GroupQueue
-from cpulaunch.worker.ccl.thread_setup import own_cpus, request_short_slices, thread_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import MAX_KEPT, CclWork, unfinished_jobs
+from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
+from cpulaunch.worker.ccl.works.executor import Executor, GroupQueue
+from cpulaunch.worker.ccl.works.thread_setup import own_cpus, request_short_slices, thread_cpus
+from cpulaunch.worker.ccl.works.work import MAX_KEPT, CclWork, unfinished_jobs
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -356,7 +356,7 @@ def test_a_job_that_ends_by_itself_is_awaited_for_as_long_as_it_takes():
 
 
 def test_the_time_of_earlier_works_does_not_count(monkeypatch):
-    monkeypatch.setattr("cpulaunch.worker.ccl.work.POLL_SECONDS", 0.3)
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.3)
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
     works = [one.submit(lambda: threading.Event().wait(0.4), 0.9) for _ in range(4)]
     assert works[-1].wait()

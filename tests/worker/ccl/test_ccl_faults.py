@@ -131,6 +131,11 @@ def test_other_ranks_fail_after_a_rank_aborted_the_group():
     assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) left the group" in results[0][1]
 
 
+def test_a_rank_that_ends_first_runs_what_it_has_called():
+    _, results = run("ends_with_a_pending_call", "memory")
+    assert results == [(0, "", ""), (0, "0.0\n", "")]
+
+
 @both_paths
 def test_a_group_is_destroyed_in_spite_of_a_pending_collective_that_fails(path):
     ranks, results = run("destroyed", path)

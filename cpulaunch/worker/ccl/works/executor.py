@@ -7,15 +7,18 @@ must therefore call collectives of these groups in the same order, as with NCCL.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
+import weakref
 from collections import deque
 from queue import SimpleQueue
 
-from cpulaunch.worker.ccl.callback_order import callback_place, submitted
-from cpulaunch.worker.ccl.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.work import INTERRUPTED, CclWork, DoneWork, keep_alive
+from cpulaunch.worker.ccl.works.callback_order import callback_place, submitted
+from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
+from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ class Executor:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
                 self._thread.start()
+                _started.add(self)
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
@@ -158,6 +162,23 @@ class Executor:
         """Effect: the thread ends after the works submitted so far."""
         self._is_closed = True
         self._queue.put(None)
+
+    def drain(self) -> None:
+        """Effect: returns when all works have run, unless they may hang."""
+        if self._thread is not None and not self.may_hang:
+            self.close()
+            self._thread.join()
+
+
+_started: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+@atexit.register
+def _drain_all() -> None:
+    """Effect: a program that ends without an error first runs the works that it has submitted, as with gloo."""
+    if not hasattr(sys, "last_value"):
+        for executor in list(_started):
+            executor.drain()
 
 
 class GroupQueue:
