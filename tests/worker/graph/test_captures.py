@@ -14,7 +14,7 @@ from cpulaunch.records.record import replace  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import cache, eligibility  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
-from cpulaunch.worker.graph.capture import Call, Captured, PendingError  # noqa: E402
+from cpulaunch.worker.graph.capture import Call, Captured, PendingError, best_seconds  # noqa: E402
 from cpulaunch.worker.graph.module_state import FRUITLESS_KEYS  # noqa: E402
 from cpulaunch.worker.graph.onednn import UnboundedError  # noqa: E402
 from cpulaunch.worker.graph.trace import RefusedError  # noqa: E402
@@ -175,6 +175,23 @@ def test_a_capture_is_timed_with_the_check_of_its_inputs(program, monkeypatch) -
         run.call(2)
     assert checked == [1]
     assert "eager execution is faster" in run.reasons()
+
+
+@pytest.mark.parametrize(
+    ("graph", "plain", "rounds"),
+    [((0.001,), (0.002,), 20), ((0.1,), (0.15,), 2), ((0.3,), (0.4,), 1), ((0.1,), (0.3,), 1), ((0.9, 0.3), (0.4,), 2)],
+)
+def test_a_long_call_is_timed_once_unless_its_graph_seems_slower(monkeypatch, graph, plain, rounds: int) -> None:
+    clock, runs = [0.0], []
+
+    def running(seconds: tuple[float, ...]) -> None:
+        clock[0] += seconds[min(len(runs) // 2, len(seconds) - 1)]
+        runs.append(seconds)
+
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    found = best_seconds(lambda: running(graph), lambda: running(plain))
+    assert found == pytest.approx([min(graph), min(plain)])
+    assert len(runs) == 2 * rounds
 
 
 @pytest.mark.parametrize(("unbounded", "gives_up"), [(1.0, True), (0.5, True), (0.01, False)])
