@@ -23,6 +23,7 @@ from cpulaunch.worker.graph.capture import (
     check,
     forget_prepared,
     has_changed_arguments,
+    is_prepared,
 )
 from cpulaunch.worker.graph.eligibility import (
     Usage,
@@ -179,7 +180,7 @@ class Captures:
             return eager(state.try_submodules)
         self.preparations += 1
         now = time.perf_counter()
-        if state.is_pending(key, now) or not self.usage.affords_capture(now):
+        if state.is_pending(key, now) or not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
             self.pending += 1
             return eager(state.try_submodules)
         lock = self._capture_lock  # A process forked meanwhile has another one.

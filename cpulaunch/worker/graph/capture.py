@@ -140,6 +140,11 @@ def prepared_bytes() -> int:
     return sum(each.frozen.bytes for waiting in list(_prepared.values()) for each in waiting)
 
 
+def is_prepared(call: Call, weights: Weights | None) -> bool:
+    """Whether the call is traced, with these weights, and its graph is being tried or need only be compiled."""
+    return weights is not None and any(each.holds(call) for each in tuple(_prepared.get(weights, ())))
+
+
 def forget_prepared(weights: Weights | None) -> None:
     """Effect: calls that wait for the helper process, with these weights, will not be captured."""
     if weights is not None:

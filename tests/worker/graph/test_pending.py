@@ -14,11 +14,13 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.fusion.search import TrialOutcome  # noqa: E402
+from cpulaunch.worker.graph import cache, eligibility, module_state  # noqa: E402
 from cpulaunch.worker.graph import capture as capture_module  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.graph.capture import (  # noqa: E402
     MAX_PREPARED,
     Call,
+    Captured,
     PendingError,
     capture,
     forget_prepared,
@@ -79,6 +81,35 @@ def test_pending_captures_are_counted_and_few(model: nn.Module) -> None:
     assert len(capture_module._prepared[weights]) == MAX_PREPARED
     forget_prepared(weights)
     assert prepared_bytes() == before
+
+
+def test_time_spent_on_captures_does_not_keep_a_prepared_one_from_being_finished(model: nn.Module, monkeypatch) -> None:
+    """A shape that is not prepared waits: it would take its share of what captures have saved."""
+    monkeypatch.setattr(cache, "TOLERATED_SLOWDOWN", float("inf"))
+    monkeypatch.setattr(eligibility, "FREE_SECONDS", 0.0)
+    monkeypatch.setattr(eligibility, "SHARE", 0.0)
+    monkeypatch.setattr(module_state, "FIRST_PAUSE", 0.0)
+    answers = Answers()
+
+    def engine(call: Call, eager: Any, weights: Weights) -> Captured:
+        return capture(call, eager, weights, Precision(None), answers)  # type: ignore[arg-type]
+
+    made = Captures(TorchSettings(graph="onednn"), engine)
+    prepared, other = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 8, 8)
+
+    def run(value: Tensor) -> int:
+        with torch.no_grad():
+            made.call(model, (value,), {}, lambda _: model(value), outermost=True)
+        return made.usage.modules
+
+    assert [run(prepared), run(prepared)] == [0, 0]
+    assert made.usage.seconds > 0
+    assert [run(other), run(other), answers.asked] == [0, 0, 1]
+    answers.answer = TrialOutcome()
+    assert run(prepared) == 1
+    asked = answers.asked
+    assert [run(other), run(other)] == [1, 1]
+    assert answers.asked == asked
 
 
 def test_a_forked_process_captures_although_a_thread_of_its_parent_does() -> None:
