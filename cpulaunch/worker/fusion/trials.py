@@ -89,11 +89,15 @@ class Trials:
 
     def _affordable(self, outcome: TrialOutcome) -> TrialOutcome:
         """The outcome, or a refusal if the call in which the graph is compiled would wait too long."""
+        reason = None if outcome.refusal is not None else self.refusal(outcome.seconds)
+        return outcome if reason is None else TrialOutcome(refusal=reason, lasting=False)
+
+    def refusal(self, seconds: float) -> str | None:
+        """Why no call may wait so many seconds for its graph; None if it may."""
         limit = self._seconds * COMPILED_SHARE
-        if outcome.refusal is not None or outcome.seconds <= limit:
-            return outcome
-        reason = f"a call would wait {outcome.seconds:.0f} s for its compilation; --graph-budget gives it {limit:.3g} s"
-        return TrialOutcome(refusal=reason, lasting=False)
+        if seconds <= limit:
+            return None
+        return f"a call would wait {seconds:.0f} s for its compilation; --graph-budget gives it {limit:.3g} s"
 
     def _load(self) -> None:
         """Effect: learns what other processes have written since the last call."""

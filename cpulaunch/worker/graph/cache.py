@@ -182,14 +182,21 @@ class Captures:
         now = time.perf_counter()
         if state.is_pending(key, now) or not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
             self.pending += 1
-            return eager(state.try_submodules)
+            return self._eagerly(state, key, lambda: eager(state.try_submodules))
         lock = self._capture_lock  # A process forked meanwhile has another one.
         if state.must_wait(key) or not lock.acquire(blocking=False):
-            return eager(state.try_submodules)
+            return self._eagerly(state, key, lambda: eager(state.try_submodules))
         try:
             return self._make(state, key, call, eager)
         finally:
             lock.release()
+
+    def _eagerly(self, state: ModuleState, key: Key, eager: Callable[[], Any]) -> Any:
+        """The eager result of a call. Effect: counts its duration."""
+        started = time.perf_counter()
+        result = eager()
+        state.add_eager(key, time.perf_counter() - started)
+        return result
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
@@ -241,14 +248,14 @@ class Captures:
             self.pending += 1
             state.postpone(key, time.perf_counter())
             return eager(False)
-        result, change = changes_tensors(call, weights, lambda: eager(False))
+        result, change = self._eagerly(state, key, lambda: changes_tensors(call, weights, lambda: eager(False)))
         if change:
             self._refuse(state, key, change)
             return result
         state.weights = weights
         started = time.perf_counter()
         try:
-            self._capture(state, key, call, result, weights, eager)
+            self._capture(state, key, replace(call, seconds=state.shortest(key)), result, weights, eager)
         finally:
             self.usage.add_seconds(time.perf_counter() - started)
         return result

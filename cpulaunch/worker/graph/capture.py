@@ -37,7 +37,7 @@ class PendingError(Exception):
 class Call:
     """One call of a module: its arguments, and the tensors among them. `spec`: their structure without these.
 
-    None: the arguments are tensors alone.
+    None: the arguments are tensors alone. `seconds`: the shortest duration of eager calls of its kind; 0 if unknown.
     """
 
     module: nn.Module
@@ -45,6 +45,7 @@ class Call:
     kwargs: dict[str, Any]
     inputs: list[Tensor]
     spec: Spec | None = None
+    seconds: float = 0.0
 
 
 @record
@@ -87,6 +88,9 @@ class _Prepared:
 FAST_ATTENTION = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Modules that run kernels of their own in eval mode, which Dynamo does not trace."""
 
+UNFUSED_RUNS = 3
+"""Runs of a captured call that take as long as eager ones: two that trace it, and the graph's first, for a profile."""
+
 MAX_PREPARED = 8
 """Calls of a module that wait for the helper process; the oldest is forgotten, and prepared again when it recurs."""
 
@@ -105,6 +109,9 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
     with preserved_random_state():
         prepared = next((each for each in waiting if each.holds(call)), None)
         if prepared is None:
+            refusal = trials.refusal(UNFUSED_RUNS * call.seconds)
+            if refusal is not None:
+                raise RefusedError(refusal)
             prepared = _prepare(call, eager, weights, precision)
             waiting.append(prepared)
             del waiting[:-MAX_PREPARED]

@@ -52,7 +52,7 @@ class ModuleState:
         self.bounded, self.unbounded = 0, 0
         self.try_submodules = False
         self.finished = False
-        self._seen: dict[Key, None] = {}
+        self._seen: dict[Key, float] = {}
         self._first_seen, self._seen_again = 0, 0
         self._pending: dict[Key, tuple[float, float]] = {}
         self._reasons: set[str] = set()
@@ -77,6 +77,17 @@ class ModuleState:
             return True
         return self._is_first(key)
 
+    def add_eager(self, key: Key, seconds: float) -> None:
+        """Effect: counts the duration of an eager call with this signature."""
+        shortest = self._seen.get(key)
+        if shortest is not None:
+            self._seen[key] = min(shortest, seconds)
+
+    def shortest(self, key: Key) -> float:
+        """The shortest duration of eager calls with this signature, in seconds; 0 if none is remembered."""
+        seconds = self._seen.get(key, float("inf"))
+        return seconds if seconds < float("inf") else 0.0
+
     def is_pending(self, key: Key, now: float) -> bool:
         """Whether the capture of this signature is in preparation, and not to be tried again yet. `now`: in seconds."""
         return key in self._pending and now < self._pending[key][0]
@@ -87,7 +98,7 @@ class ModuleState:
         if key in self._seen:
             self._seen_again += 1
             return False
-        self._seen[key] = None
+        self._seen[key] = float("inf")
         self._first_seen += 1
         if len(self._seen) > MAX_KEYS:
             del self._seen[next(iter(self._seen))]

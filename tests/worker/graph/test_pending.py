@@ -4,6 +4,7 @@ import gc
 import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.fusion.search import TrialOutcome  # noqa: E402
+from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.graph import cache, eligibility, module_state  # noqa: E402
 from cpulaunch.worker.graph import capture as capture_module  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
@@ -39,6 +41,9 @@ class Answers:
     def __init__(self) -> None:
         self.answer: TrialOutcome | None = None
         self.asked = 0
+
+    def refusal(self, seconds: float) -> str | None:
+        return None
 
     def outcome(self, graph: object, inputs: Sequence[Tensor], left_out: frozenset[int]) -> TrialOutcome | None:
         self.asked += 1
@@ -110,6 +115,27 @@ def test_time_spent_on_captures_does_not_keep_a_prepared_one_from_being_finished
     asked = answers.asked
     assert [run(other), run(other)] == [1, 1]
     assert answers.asked == asked
+
+
+def test_a_call_that_is_too_long_to_be_captured_is_not_traced(model: nn.Module, monkeypatch, tmp_path: Path) -> None:
+    """Its graph, which would run as long, would be refused after the trace."""
+    clock, traced = [0.0], []
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(capture_module, "trace_call", lambda *arguments, **named: traced.append(arguments))
+    settings, trials = TorchSettings(graph="onednn", graph_budget=60.0), Trials(60.0, folder=str(tmp_path / "graphs"))
+    made = Captures(settings, lambda *given: capture(*given, Precision(None), trials))
+    value = torch.randn(2, 3, 8, 8)
+
+    def run(seconds: float) -> Tensor:
+        clock[0] += seconds
+        return model(value)
+
+    with torch.no_grad():
+        for seconds in (9.0, *(3.4,) * 20):
+            made.call(model, (value,), {}, lambda _, seconds=seconds: run(seconds), outermost=True)
+    state = made._state(model, True)
+    assert (traced, state.try_submodules) == ([], True)
+    assert state._reasons == {"a call would wait 10 s for its compilation; --graph-budget gives it 10 s"}
 
 
 def test_a_forked_process_captures_although_a_thread_of_its_parent_does() -> None:
