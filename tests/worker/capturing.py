@@ -73,6 +73,7 @@ def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) 
     tolerated, modules.TOLERATED_SLOWDOWN = modules.TOLERATED_SLOWDOWN, float("inf")  # Modules of tests are tiny.
     plain_trials, engines.Trials = engines.Trials, lambda seconds: _trials()
     free, eligibility.FREE_SECONDS = eligibility.FREE_SECONDS, float("inf")
+    small, eligibility.SMALL_SECONDS = eligibility.SMALL_SECONDS, float("inf")  # A first call may take any time.
     calls.install(settings, measured=measured)
     try:
         with torch.no_grad():
@@ -82,6 +83,7 @@ def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) 
         modules.TOLERATED_SLOWDOWN = tolerated
         engines.Trials = plain_trials
         eligibility.FREE_SECONDS = free
+        eligibility.SMALL_SECONDS = small
         os.environ.pop(EVENTS_VARIABLE)
         if before is not None:
             os.environ[EVENTS_VARIABLE] = before

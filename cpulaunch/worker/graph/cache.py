@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import weakref
@@ -28,6 +29,7 @@ from cpulaunch.worker.graph.capture import (
 from cpulaunch.worker.graph.eligibility import (
     Usage,
     has_weighted_parts,
+    is_too_early,
     not_capturable_reason,
     parts_of,
     uses_other_device,
@@ -64,7 +66,8 @@ class Captures:
 
     `preparations` counts the calls that did more than run a module or a graph: they made, verified or dropped a
     capture, or wait for one; their durations say nothing about later calls. `pending` counts those that found a
-    capture in preparation elsewhere.
+    capture in preparation elsewhere, or too early. `seconds_of`: how long all calls of a module have taken, in other
+    modes too.
     """
 
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
@@ -75,6 +78,7 @@ class Captures:
         self.usage = Usage(settings)
         self.preparations = 0
         self.pending = 0
+        self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
 
     def call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], eager: Eager, *, outermost: bool
@@ -248,17 +252,28 @@ class Captures:
             self.pending += 1
             state.postpone(key, time.perf_counter())
             return eager(False)
+        return self._make_if_repeatable(state, key, call, weights, eager)
+
+    def _make_if_repeatable(self, state: ModuleState, key: Key, call: Call, weights: Weights, eager: Eager) -> Any:
+        """The eager result of a call. Effect: captures the call, unless it changes tensors or it is too early."""
         result, change = self._eagerly(state, key, lambda: changes_tensors(call, weights, lambda: eager(False)))
         if change:
             self._refuse(state, key, change)
             return result
         state.weights = weights
+        if state.outermost and not state.captures and self._is_too_early(state, key, call.module):
+            self.pending += 1
+            return result
         started = time.perf_counter()
         try:
             self._capture(state, key, replace(call, seconds=state.shortest(key)), result, weights, eager)
         finally:
             self.usage.add_seconds(time.perf_counter() - started)
         return result
+
+    def _is_too_early(self, state: ModuleState, key: Key, module: nn.Module) -> bool:
+        spent = max(state.eager_seconds, self.seconds_of(module))
+        return is_too_early(state.shortest(key), spent, imports="torch._dynamo" not in sys.modules)
 
     def _capture(self, state: ModuleState, key: Key, call: Call, result: Any, weights: Weights, eager: Eager) -> None:
         """Effect: captures the call, or records why it cannot be captured."""

@@ -33,7 +33,8 @@ class ModuleState:
     `try_submodules`: its submodules may be captured. `finished`: it runs eagerly from now on.
     By signature: `captures` are in use; `refused` cannot be captured, but submodules may be; `not_used` gain nothing
     from a capture. `recent` is the capture used last. `bounded` and `unbounded` count the runs of graphs that gave a
-    result, and those in vain because a value inside was NaN, infinite or huge.
+    result, and those in vain because a value inside was NaN, infinite or huge. `eager_seconds`: of its eager calls that
+    might have been captured.
     """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:
@@ -50,6 +51,7 @@ class ModuleState:
         self.changes = 0
         self.calls_to_wait = 0
         self.bounded, self.unbounded = 0, 0
+        self.eager_seconds = 0.0
         self.try_submodules = False
         self.finished = False
         self._seen: dict[Key, float] = {}
@@ -79,6 +81,7 @@ class ModuleState:
 
     def add_eager(self, key: Key, seconds: float) -> None:
         """Effect: counts the duration of an eager call with this signature."""
+        self.eager_seconds += seconds
         shortest = self._seen.get(key)
         if shortest is not None:
             self._seen[key] = min(shortest, seconds)

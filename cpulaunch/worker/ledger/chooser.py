@@ -208,6 +208,11 @@ class Chooser:
         """
         turn.entry.step, turn.entry.has_failed = None, True
 
+    def seconds(self, module: nn.Module) -> float:
+        """The duration of the module's calls so far; those that were not measured count as typical ones."""
+        entry = self._entries.get(id(module))
+        return entry.ledger.account.total if entry is not None and entry.module() is module else 0.0
+
     def remove(self, module: nn.Module, mode: str) -> None:
         """Effect: calls of the module do not run in this mode any more."""
         with self._lock:

@@ -1,7 +1,7 @@
 """Makes the plugin make and use every capture, so that results are compared even where eager execution is faster.
 
 Small models are seldom faster by a capture, and cpulaunch uses none that does not pay; nor does it make one after
-another without a pause, as a process that runs several models needs it to.
+another without a pause, or after a few long calls, as a process that runs several models needs it to.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ def use_every_capture() -> None:
     from cpulaunch.worker.ledger.chooser import Chooser
 
     names: Any = Chooser.__init__.__code__.co_names
-    if "_measured" not in names or not cache.TOLERATED_SLOWDOWN > 1 or not eligibility.FREE_SECONDS > 0:
+    limits = (cache.TOLERATED_SLOWDOWN > 1, eligibility.FREE_SECONDS > 0, eligibility.SMALL_SECONDS > 0)
+    if "_measured" not in names or not all(limits):
         raise AttributeError("cpulaunch compares captures with eager execution in another way")
     # The instance exists since `import torch`; a property of its class precedes its own attribute.
     Chooser._measured = property(lambda chooser: False)  # type: ignore[assignment]
-    cache.TOLERATED_SLOWDOWN = eligibility.FREE_SECONDS = float("inf")
+    cache.TOLERATED_SLOWDOWN = eligibility.FREE_SECONDS = eligibility.SMALL_SECONDS = float("inf")

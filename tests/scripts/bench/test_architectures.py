@@ -137,10 +137,10 @@ def test_every_capture_can_be_used() -> None:
     code = (
         "from sweep.forcing import use_every_capture; use_every_capture(); "
         "from cpulaunch.worker.graph import cache, eligibility; "
-        "print(cache.TOLERATED_SLOWDOWN, eligibility.FREE_SECONDS)"
+        "print(cache.TOLERATED_SLOWDOWN, eligibility.FREE_SECONDS, eligibility.SMALL_SECONDS)"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=BENCH, capture_output=True, text=True, check=False)
-    assert ended.stdout == "inf inf\n", ended.stderr
+    assert ended.stdout == "inf inf inf\n", ended.stderr
 
 
 @pytest.mark.torch

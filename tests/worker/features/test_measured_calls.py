@@ -15,6 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import module_calls as calls  # noqa: E402
 from cpulaunch.worker.features.call_modes import CallModes  # noqa: E402
+from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
@@ -73,6 +74,21 @@ def test_a_graph_that_pays_is_used(tmp_path: Path, clocked) -> None:
         assert choices(plugin) == [("Sequential", "graph")]
         assert plugin.events("chosen")[0]["speedup"] == 2.0
     assert set(clock.ran[-20:]) == {"graph"}
+
+
+def test_calls_in_every_mode_count_for_a_capture_that_is_too_early(tmp_path: Path, clocked, monkeypatch) -> None:
+    monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: spent < 10.0)
+    clock = clocked({"graph": 0.5, "plain": 1.0})
+    with installed(tmp_path, TorchSettings(graph="onednn"), measured=True) as plugin:
+        model = mlp()
+        for _ in range(8):
+            model(torch.randn(4, 16))
+        assert plugin.captured() == []
+        assert set(clock.ran) == {"graph", "plain"}
+        for _ in range(60):
+            model(torch.randn(4, 16))
+        assert plugin.captured() == ["Sequential"]
+        assert choices(plugin)[-1] == ("Sequential", "graph")
 
 
 def test_a_slow_graph_is_switched_off_and_its_memory_freed(plugin: Plugin, clocked, monkeypatch) -> None:

@@ -50,6 +50,7 @@ class Program:
         monkeypatch.setattr(cache, "TOLERATED_SLOWDOWN", float("inf"))
         monkeypatch.setattr(cache, "best_seconds", lambda *runs: [1.0 for _ in runs])
         monkeypatch.setattr(eligibility, "FREE_SECONDS", float("inf"))
+        monkeypatch.setattr(eligibility, "SMALL_SECONDS", float("inf"))
         self.engine = Engine()
         self.captures = Captures(TorchSettings(graph="onednn", **settings), self.engine)
         self.model = nn.Linear(4, 4).eval()
@@ -268,6 +269,50 @@ def test_further_captures_are_paid_for_by_time_and_by_what_captures_have_saved(p
         run.call(1)
     run.call(3)
     assert len(run.engine.calls) == 3
+
+
+@pytest.mark.parametrize(
+    ("call_seconds", "spent", "imports", "too_early"),
+    [
+        (0.03, 0.03, True, False),
+        (0.04, 0.25, False, True),
+        (0.04, 0.27, False, False),
+        (0.04, 1.25, True, True),
+        (0.04, 1.27, True, False),
+        (10.0, 64.0, False, True),
+        (10.0, 66.0, False, False),
+    ],
+)
+def test_a_capture_that_costs_something_needs_calls_before_it(
+    call_seconds: float, spent: float, imports: bool, too_early: bool
+) -> None:
+    assert eligibility.is_too_early(call_seconds, spent, imports=imports) is too_early
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outermost", "elsewhere", "captured_at"),
+    [(0.03, True, 0.0, 2), (0.05, True, 0.0, 7), (2.0, True, 0.0, 7), (2.0, True, 100.0, 2), (2.0, False, 0.0, 2)],
+)
+def test_a_module_of_long_calls_is_captured_once_they_have_taken_half_of_what_that_costs(
+    program, monkeypatch, seconds: float, outermost: bool, elsewhere: float, captured_at: int
+) -> None:
+    run, clock, value, calls = program(), [0.0], torch.ones(2, 4), 0
+    monkeypatch.setattr(eligibility, "SMALL_SECONDS", 0.5)
+    monkeypatch.setattr(eligibility, "DYNAMO_SECONDS", 0.0)
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    run.captures.seconds_of = lambda module: elsewhere
+
+    def eager(_: bool) -> Tensor:
+        clock[0] += seconds
+        result: Tensor = run.model(value)
+        return result
+
+    with torch.no_grad():
+        while not run.engine.calls and calls < 20:
+            run.captures.call(run.model, (value,), {}, eager, outermost=outermost)
+            calls += 1
+    assert calls == captured_at
+    assert run.captures.pending == captured_at - 2  # Meanwhile other modes have their turn.
 
 
 def test_a_capture_that_is_pending_is_tried_again_and_again_more_rarely(program, monkeypatch) -> None:

@@ -93,6 +93,7 @@ def test_time_spent_on_captures_does_not_keep_a_prepared_one_from_being_finished
     monkeypatch.setattr(cache, "TOLERATED_SLOWDOWN", float("inf"))
     monkeypatch.setattr(eligibility, "FREE_SECONDS", 0.0)
     monkeypatch.setattr(eligibility, "SHARE", 0.0)
+    monkeypatch.setattr(eligibility, "SMALL_SECONDS", float("inf"))
     monkeypatch.setattr(module_state, "FIRST_PAUSE", 0.0)
     answers = Answers()
 

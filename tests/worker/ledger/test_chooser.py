@@ -158,6 +158,15 @@ def test_modes_that_were_impossible_are_found_out_again_between_short_phases() -
     assert server.ran[-1] == (1, "graph")
 
 
+def test_the_seconds_of_a_module_include_calls_that_are_not_measured() -> None:
+    server = Server({1: {"graph": 0.2, "plain": 0.1}})
+    for _ in range(200):
+        server.call(1)
+    assert server.turns < 100
+    assert server.chooser.seconds(server.module) > 0.9 * server.now
+    assert server.chooser.seconds(nn.Linear(2, 2)) == 0
+
+
 def test_calls_that_all_raise_are_plain() -> None:
     """A hook may stop each call early by an exception."""
     module, chooser = nn.Linear(2, 2).eval(), Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
