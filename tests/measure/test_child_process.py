@@ -2,6 +2,7 @@
 
 import os
 import select
+import subprocess
 import sys
 import time
 from functools import partial
@@ -10,6 +11,7 @@ import pytest
 
 from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.system.libc import is_linux
+from tests.launch.launching import python
 
 pytestmark = pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
 
@@ -70,6 +72,25 @@ def test_output_that_another_process_reads_first_does_not_hold_up_the_time_limit
         os.close(pipe)
     assert (found.exit_code, taken) == (None, [b"more\n"])
     assert not outlived.exists()
+
+
+ADOPTING = """
+    import os
+    from cpulaunch.launch.process import watchdog
+    from cpulaunch.launch.process.guard import fork_supervisor
+    from cpulaunch.measure.child_process import ChildSetup, run_child
+    watchdog.CHECK_SECONDS = 0.1
+    link = fork_supervisor(print, workers=1, grace_seconds=0.0)
+    setup = ChildSetup(environ=dict(os.environ), inherited=link.inherited, control=link.control)
+    found = run_child(["sh", "-c", "(setsid false &) ; sleep 3; exit 4"], setup, limit_seconds=60)
+    print(found.exit_code)
+"""
+
+
+def test_an_orphan_that_has_failed_does_not_end_a_measurement():
+    """It leads a group, as a worker does, and is reaped at the end."""
+    done = subprocess.run(python(ADOPTING), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("4\n", "", 0)
 
 
 OPEN_PIPES = """

@@ -93,7 +93,8 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     outer guard and ends with the supervisor's exit code. Each removes the run's `directory`, and that of its `logs` if
     it is empty, as the others may be killed or out of descriptors. A supervisor that reads none of the `ending`
     signals within the grace period is killed, with everything. If the guard `asks`, so is one that stops reading later
-    although it has not stopped writing to its end of the pipe, which says that all workers have ended.
+    although it has not stopped writing to its end of the pipe, which says that all workers have ended; and one that
+    reaps no worker that failed. What measures reaps what it has adopted only at its end, and is not asked.
     Raises: LaunchError if the limit on open files or on processes is too low.
     """
     open_standard_descriptors()
@@ -109,7 +110,8 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     child = _fork()
     if child:
         guards = 2 if earlier_children else 1
-        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds) if is_linux() else None
+        watched = asks and is_linux()
+        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds) if watched else None
         watchdog = Watchdog(
             write, unread=read, ending=ending, grace_seconds=grace_seconds, asks=asks, failures=failures
         )
