@@ -11,8 +11,15 @@ import signal
 
 from cpulaunch.records.record import record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 PARENT, START = 1, 19
 """Indexes of the fields after the name in /proc/PID/stat. Source: proc(5)."""
+
+MAX_DIGITS = 7
+"""Of a process id. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
 
 
 @record(kw_only=False)
@@ -23,17 +30,22 @@ class Seen:
     start: int
 
 
+def process_ids(words: Iterable[str]) -> list[int]:
+    """Those of the words that can be process ids: a worker of root may have put anything in place of /proc."""
+    return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS and int(word)]
+
+
 def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = None) -> None:
     """Effect: kills every descendant of this process but the children `spared` and what is below these.
 
-    The process `kept` is not killed either, but what is below it.
+    The process `kept` is not killed either, but what is below it; nor this one, whatever is in place of /proc.
     None where there is no /proc or no pidfd.
     """
     if not hasattr(os, "pidfd_open"):
         return
     processes = _processes()
     for pid in descendants(processes, spared):
-        if pid != kept:
+        if pid not in (kept, os.getpid()):
             _kill(pid, processes[pid])
 
 
@@ -76,7 +88,7 @@ def _processes() -> dict[int, Seen]:
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return {}
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        pids = process_ids(os.listdir("/proc"))
     except OSError:
         return {}
     return {pid: seen for pid in pids if (seen := _look_at(pid)) is not None}

@@ -7,7 +7,7 @@ import select
 import signal
 import time
 
-from cpulaunch.launch.process.descendants import kill_descendants
+from cpulaunch.launch.process.descendants import kill_descendants, process_ids
 from cpulaunch.records.record import record
 from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
 from cpulaunch.system.libc import is_linux
@@ -50,7 +50,7 @@ def members_of(groups: frozenset[int]) -> dict[int, list[int]]:
 
 def _all_pids() -> list[int]:
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return process_ids(os.listdir("/proc"))
     except OSError:
         return []
 
@@ -100,9 +100,9 @@ def _listed_children() -> frozenset[int]:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
                 pids += file.read().split()
-    except OSError:
+    except (OSError, ValueError):  # It is no text.
         return frozenset()
-    return frozenset(map(int, pids))
+    return frozenset(process_ids(pids))
 
 
 def _children_without_proc() -> frozenset[int]:
@@ -248,7 +248,10 @@ def traced_status(pid: int) -> int:
     status = _stat_field(pid, EXIT_CODE)
     if status is None or _stat_field(pid, PARENT) != os.getpid():  # /proc may be that of another pid namespace.
         return -signal.SIGKILL
-    return os.waitstatus_to_exitcode(status)
+    try:
+        return os.waitstatus_to_exitcode(status)
+    except (ValueError, OverflowError):  # Nor need it be the kernel's.
+        return -signal.SIGKILL
 
 
 def reap(ended: ExitedChild) -> None:
@@ -332,9 +335,9 @@ def catches(pid: int, number: int) -> bool:
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             caught = next(line for line in file if line.startswith(b"SigCgt:"))
-    except (OSError, StopIteration):
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, StopIteration, IndexError, ValueError):
         return False
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def signal_group(group: int, number: int) -> None:

@@ -8,6 +8,7 @@ import sys
 import termios
 import time
 
+from cpulaunch.launch.process.descendants import process_ids
 from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
@@ -63,12 +64,12 @@ class FailureWatch:
             for _ in range(self._guards):
                 pid = self._children_of(pid)[0]
             return self._children_of(pid)
-        except (OSError, IndexError):
+        except (OSError, IndexError, ValueError):
             return []
 
     def _children_of(self, pid: int) -> list[int]:
         with open(f"{self._proc}/{pid}/task/{pid}/children") as file:
-            return [int(each) for each in file.read().split()]
+            return process_ids(file.read().split())
 
     def _failure_of(self, pid: int) -> int | None:
         """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.
@@ -84,7 +85,7 @@ class FailureWatch:
                 if b"\nTracerPid:\t0\n" not in file.read():
                     return None
             return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
-        except (OSError, IndexError, ValueError):
+        except (OSError, IndexError, ValueError, OverflowError):
             return None
 
 

@@ -63,11 +63,11 @@ def started_at(pid: int) -> float:
     """When a process started, in Unix seconds; 0 without /proc. Source: proc(5), /proc/pid/stat, starttime."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+            seconds = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, OverflowError):
         return 0.0
     now = time.time()  # noqa: TID251 - compared with the times of files
-    return now - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    return now - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
 
 def _is_kept(path: str, since: float) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from cpulaunch.launch.process.descendants import Seen, descendants
 from tests.launch.launching import python
+from tests.launch.process.test_hostile_workers import WITHOUT_PROC
 
 OWN = os.getpid()
 
@@ -53,6 +54,47 @@ def test_children_and_their_children_are_killed_and_no_others():
     """
     done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[-9, -9] (0, 0)"
+
+
+GARBAGE = """
+    import os, signal
+    from cpulaunch.launch.process.descendants import kill_descendants
+    from cpulaunch.launch.process.processes import kill_children
+    from cpulaunch.launch.process.watchdog import FailureWatch
+    def put(path, content):
+        os.makedirs(os.path.dirname(path))
+        with open(path, "wb") as file:
+            file.write(content)
+    own = os.getpid()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    os.symlink(str(own), "/proc/self")
+    for pid in (own, child):
+        put(f"/proc/{pid}/task/{pid}/children", CONTENT)
+    for name in (own, child, 10**20, "\\u00b2"):
+        put(f"/proc/{name}/new/stat", b"1 (x) Z %d %d " % (own, child) + CONTENT)
+        os.rename(f"/proc/{name}/new/stat", f"/proc/{name}/stat")
+    kill_descendants()
+    print(FailureWatch(own, guards=1, grace_seconds=0).failure())
+    kill_children()
+    try:
+        os.wait()
+    except ChildProcessError:
+        print("all ended")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "content",
+    [b"x \xc2\xb2 -1 0 " + b"9" * 20, b"9" * 5000, b"1 " * 17 + b"9" * 400, b"\xff"],
+    ids=["words", "a long number", "numbers", "no text"],
+)
+def test_whatever_is_in_place_of_proc_children_are_killed(namespaces, content):
+    code = python(GARBAGE.replace("CONTENT", repr(content)))
+    done = subprocess.run([*WITHOUT_PROC, *code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("None\nall ended\n", "")
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm")

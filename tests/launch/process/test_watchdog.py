@@ -223,6 +223,7 @@ def test_a_failure_that_is_not_noticed_is_one_after_the_grace_period(proc, statu
     [
         {"state": "S"},
         {"status": 0},
+        {"status": 1 << 80},
         {"tracer": 77},
         {"threads": 2},
         {"group": 31},  # An orphan: the supervisor ends no launch because of it.
