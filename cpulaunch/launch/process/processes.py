@@ -289,6 +289,12 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
+def continue_parent(pid: int) -> None:
+    """Effect: the process goes on, if it is this one's parent still, as its pid may be another's by now."""
+    if os.getppid() == pid:
+        signal_process(pid, signal.SIGCONT)
+
+
 def signal_child(pid: int, number: int) -> None:
     """Effect: sends this signal to the process if it is a child of this one, as its pid may be another's by now."""
     if is_child(pid):

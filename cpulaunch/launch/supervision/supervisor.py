@@ -16,6 +16,7 @@ from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
     catches,
+    continue_parent,
     endable_children,
     group_exists,
     has_ended_traced,
@@ -105,8 +106,7 @@ class Supervisor:
     def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, wall_clock: Clock) -> None:
         self._inherited = options.inherited
         self._control = options.control
-        self._watch = options.watch
-        self._cgroup = options.cgroup
+        self._watch, self._cgroup = options.watch, options.cgroup
         self._adopts_orphans = options.adopts_orphans
         self._routing = routing
         self._clock = clock
@@ -128,9 +128,8 @@ class Supervisor:
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
-        self._all_ended = False
-        self._abandon_output = False
-        self._guard_is_gone = False
+        self._all_ended = self._abandon_output = self._guard_is_gone = False
+        self._parent = os.getppid()
         self._notify = options.notify
         self._on_started = options.on_started
         self._notice_at: float | None = None
@@ -157,6 +156,8 @@ class Supervisor:
         self._remove_shared_memory(self._left_memory)
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
+        if self._guard_is_gone:
+            continue_parent(self._parent)  # The inner guard: a worker may have stopped it.
         signal.set_wakeup_fd(-1)
         for fd in (self._wakeup, self._wakeup_write, *self._starting):
             os.close(fd)
@@ -350,9 +351,8 @@ class Supervisor:
                 self._watch.worker_ended(index, reap_measured(ended))
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
-        self._remove_shared_memory(
-            killed, most=MAX_SHARED
-        )  # Orphans too: the ranks of torch's agent are such, if it ends first.
+        # Of orphans too: the ranks of torch's agent are such, if it ends first.
+        self._remove_shared_memory(killed, most=MAX_SHARED)
         self._check_groups()
 
     def _remove_shared_memory(self, pids: set[int], *, most: int | None = None) -> None:

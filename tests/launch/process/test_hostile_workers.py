@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.launch.launching import alive, eventually, python, refusing
-from tests.launch.process.killing import HIDE_CGROUPS
+from tests.launch.process.killing import HIDE_CGROUPS, chain
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
@@ -104,6 +104,15 @@ def test_a_hostile_worker_ends_within_the_grace_period(launcher, what):
     assert process.wait() == 128 + signal.SIGTERM
     assert time.monotonic() - began < GRACE + SLACK_SECONDS
     assert not alive(worker)
+
+
+def test_a_stopped_inner_guard_ends_with_the_killed_launcher(launcher):
+    process = launcher.start(hostile(""), grace_seconds=GRACE, log_dir="logs")
+    worker, pids = launcher.pid("ready"), chain(process.pid)
+    for name in ("guard", "inner"):
+        os.kill(pids[name], signal.SIGSTOP)
+    process.kill()
+    eventually(lambda: not any(map(alive, [worker, *pids.values()])), "the end of the inner guard")
 
 
 def test_a_worker_that_left_its_group_ends_with_the_killed_launcher(launcher):
