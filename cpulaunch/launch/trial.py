@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import NoReturn
 
-TRIAL_SECONDS = 20.0
+TRIAL_SECONDS, PAUSE_SECONDS = 20.0, 0.002
 TIMED_OUT = f"the trial start did not end within {TRIAL_SECONDS:g} s"
 EXTERNAL_SIGNALS = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGKILL", "SIGTERM", "SIGXCPU")
 """Signals that say nothing about the library: from Ctrl-C, a batch system, or the kernel when memory runs out."""
@@ -162,15 +162,17 @@ def _become_trial(
 def _finish(path: str, trial: _Trial | _Verdict) -> _Verdict:
     """The verdict of a trial. Effect: waits for its process, and kills it after the time limit."""
     import signal
+    from time import monotonic
 
     if isinstance(trial, _Verdict):
         return trial
-    output, in_time = _read_until_closed(trial.stderr)
+    deadline = monotonic() + TRIAL_SECONDS
+    output = _read_until_closed(trial.stderr, deadline)
     os.close(trial.stderr)
-    if not in_time:
+    status = None if output is None else _exit_status(trial.pid, deadline)
+    if output is None or status is None:
         os.kill(trial.pid, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(trial.pid, 0)[1])
-    if not in_time:
+        os.waitpid(trial.pid, 0)
         return _Verdict(reason=TIMED_OUT, lasting=False)
     reason = _failure(status, output.decode(errors="replace").strip(), path=path)
     return _Verdict(reason=reason, lasting=-status not in {getattr(signal, name) for name in EXTERNAL_SIGNALS})
@@ -191,21 +193,34 @@ def _failure(status: int, text: str, *, path: str) -> str | None:
     return None
 
 
-def _read_until_closed(fd: int) -> tuple[bytes, bool]:
-    """The first 64 KiB that were written, and whether all writers closed the pipe within the time limit."""
+def _read_until_closed(fd: int, deadline: float) -> bytes | None:
+    """The first 64 KiB that were written; None unless all writers closed the pipe by the deadline."""
     import select
     from time import monotonic
 
-    deadline = monotonic() + TRIAL_SECONDS
     output = b""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     while (rest := deadline - monotonic()) > 0 and poll.poll(rest * 1000):
         data = os.read(fd, 1 << 16)
         if not data:
-            return output, True
+            return output
         output = (output + data)[: 1 << 16]
-    return output, False
+    return None
+
+
+def _exit_status(pid: int, deadline: float) -> int | None:
+    """The process's exit code, or minus the signal that killed it; None if it runs on until the deadline.
+
+    It may have closed the pipe long before its end.
+    """
+    from time import monotonic, sleep
+
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if monotonic() >= deadline:
+            return None
+        sleep(PAUSE_SECONDS)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def read_verdicts(path: str) -> dict[str, str | None]:

@@ -98,10 +98,11 @@ def test_an_interpreter_that_does_not_load_it_is_refused(library, tmp_path):
     assert attempt(library, tmp_path, interpreter=str(silent)) == "the interpreter starts without loading it"
 
 
-def test_an_interpreter_that_writes_without_end_is_refused_after_the_time_limit(library, tmp_path, monkeypatch):
+@pytest.mark.parametrize("command", ["yes >&2", "sleep 600 2>&-"], ids=["writes", "closes its stderr"])
+def test_an_interpreter_without_end_is_refused_after_the_time_limit(library, tmp_path, monkeypatch, command):
     monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.5)
     endless = tmp_path / "python"
-    endless.write_text("#!/bin/sh\nexec yes >&2\n")
+    endless.write_text(f"#!/bin/sh\nexec {command}\n")
     endless.chmod(0o755)
     assert attempt(library, tmp_path, interpreter=str(endless)) == TIMED_OUT
 
