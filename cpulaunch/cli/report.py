@@ -31,21 +31,22 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.records.host import Host, Throttling
+    from cpulaunch.system.files.writing import FileId
 
 
 @record
 class ReportsBefore:
-    """What is known before a launch: periods of CPU quotas, and the outputs at whose paths pipes or devices are."""
+    """What is known before a launch: periods of CPU quotas, and the pipes or devices at the paths of outputs."""
 
     throttling: Throttling
-    direct: frozenset[Output]
+    direct: Mapping[Output, FileId | None]
 
 
 def check_reports(plan: LaunchPlan) -> ReportsBefore:
     """What its reports need to know. Raises: CpulaunchError if the report or the page cannot be written."""
     paths = {REPORT: plan.launch.report, PAGE: plan.launch.html}
-    direct = [output for output, path in paths.items() if path not in (None, "-") and check_path(output, str(path))]
-    return ReportsBefore(throttling=throttling(Root()), direct=frozenset(direct))
+    direct = {output: check_path(output, path) for output, path in paths.items() if path is not None and path != "-"}
+    return ReportsBefore(throttling=throttling(Root()), direct=direct)
 
 
 def finish_watched_launch(
@@ -89,14 +90,14 @@ def finish_watched_launch(
 
 
 def _write_outputs(
-    plan: LaunchPlan, host: Host, content: dict[str, Any], *, direct: frozenset[Output]
+    plan: LaunchPlan, host: Host, content: dict[str, Any], *, direct: Mapping[Output, FileId | None]
 ) -> Iterator[CpulaunchError | None]:
     """The error of each output that cannot be written, or None. Effect: writes the report and the page."""
     if plan.launch.report == "-":
         terminal.print_json(content)
     elif plan.launch.report is not None:
         text = json.dumps(content, indent=2) + "\n"
-        yield save_output(REPORT, plan.launch.report, text, direct=REPORT in direct)
+        yield save_output(REPORT, plan.launch.report, text, direct=direct[REPORT])
     if plan.launch.html is not None:
         from cpulaunch.html.run_page import run_page
         from cpulaunch.view.machine_svg import machine_drawing
@@ -105,7 +106,7 @@ def _write_outputs(
         core_map = machine_drawing(host, owners) if owners else None
         machine = host.cpu.model_name or host.arch
         page = run_page(content, machine=machine, core_map=core_map, calibration=host.calibration)
-        yield save_output(PAGE, plan.launch.html, page, direct=PAGE in direct)
+        yield save_output(PAGE, plan.launch.html, page, direct=direct[PAGE])
 
 
 def _workers_without_plugin(result: LaunchResult) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.command_line import CommandLine
     from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
+    from cpulaunch.system.files.writing import FileId
 
 COMMAND = command_named("diagnose")
 NOT_LAUNCHED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})
@@ -70,7 +71,7 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         return _compare(line.compared, services, json=line.json)
     parsed = services.parse(line.launch)
     _check_launch(parsed)
-    direct = line.trace is not None and check_path(TRACE, line.trace)
+    direct = None if line.trace is None else check_path(TRACE, line.trace)
     files = check_outputs(OutputFiles(html=line.html))
     host, plan = services.host_and_plan(parsed)
     folder = choose_private_path(services.environ)
@@ -214,7 +215,7 @@ def _ceilings(host: Host) -> Ceilings:
     )
 
 
-def _trace_error(path: str, trace: bytes | None, *, direct: bool) -> CpulaunchError | None:
+def _trace_error(path: str, trace: bytes | None, *, direct: FileId | None) -> CpulaunchError | None:
     """Why there is no trace at `path`, if there is none. Effect: writes it."""
     if trace is None:
         return CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")

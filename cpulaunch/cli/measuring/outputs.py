@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.outputs import PAGE, PICTURES, Output, check_path, save_output
 
@@ -15,19 +17,22 @@ if TYPE_CHECKING:
     from cpulaunch.plots.picture import PictureKind
     from cpulaunch.records.command_line import CommandLine
     from cpulaunch.records.errors import CpulaunchError
+    from cpulaunch.system.files.writing import FileId
+
+NONE: Mapping[str, FileId | None] = MappingProxyType({})
 
 
 @record
 class OutputFiles:
-    """Where to write the page and the pictures; None: nowhere. `direct`: paths at which pipes or devices were before.
+    """Where to write the page and the pictures; None: nowhere. `direct`: the pipes or devices that were there before.
 
-    At the others, these are replaced: the program may have put them there.
+    Others are replaced: the program may have put them there.
     """
 
     html: str | None = None
     svg: str | None = None
     png: str | None = None
-    direct: frozenset[str] = frozenset()
+    direct: Mapping[str, FileId | None] = NONE
 
     @property
     def pictures(self) -> tuple[tuple[PictureKind, str], ...]:
@@ -60,7 +65,7 @@ def check_outputs(files: OutputFiles) -> OutputFiles:
 
         check_plots(f"--{kind}")
         found.append((PICTURES[kind], path))
-    return replace(files, direct=frozenset(path for output, path in found if check_path(output, path)))
+    return replace(files, direct={path: check_path(output, path) for output, path in found})
 
 
 def write_outputs(
@@ -91,7 +96,7 @@ def _written(
 
 
 def _saved(output: Output, path: str, content: str | bytes, files: OutputFiles) -> CpulaunchError | None:
-    return save_output(output, path, content, direct=path in files.direct)
+    return save_output(output, path, content, direct=files.direct[path])
 
 
 def page_facts(services: Services, sides: Sequence[tuple[str, CommandLine | None]]) -> PageFacts:

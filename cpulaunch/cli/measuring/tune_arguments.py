@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from cpulaunch.system.files.writing import FileId
+
 USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
 OWN = OwnOptions("tune", TUNE)
 REPEATED = ("--vary", "--fix")
@@ -39,7 +41,7 @@ NAME = re.compile(r"[\w.-]+")
 class TuneLine:
     """A parsed command line. `options`: those of all launches. `program`: as samples take it, `-m` before a module.
 
-    `save`: the profile's name or path; None: by the script's name. `saves_directly`: a pipe or device was there before.
+    `save`: the profile's name or path; None: by the script's name. `saves_directly`: a pipe or device there.
     """
 
     options: tuple[str, ...] = ()
@@ -50,7 +52,7 @@ class TuneLine:
     fixed: frozenset[str] = frozenset()
     output: str | None = None
     save: str | None = None
-    saves_directly: bool = False
+    saves_directly: FileId | None = None
     fresh: bool = False
     files: OutputFiles = field(default_factory=OutputFiles)
     json: bool = False

@@ -27,7 +27,7 @@ from cpulaunch.profile.selection import user_profile_dir
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.system.files.paths import open_folder
-from cpulaunch.system.files.writing import write_output
+from cpulaunch.system.files.writing import check_output, write_output
 from cpulaunch.view.hidden_values import hidden_names, without_values
 from cpulaunch.view.plan_view import plan_json
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from cpulaunch.measure.samples import Sample
     from cpulaunch.measure.tuning.outcome.result import TuneResult
     from cpulaunch.measure.tuning.space import Configuration
+    from cpulaunch.system.files.writing import FileId
 
     Json = Mapping[str, Any]
 
@@ -119,13 +120,13 @@ def _saved_path(wanted: str, folder: str | None) -> str:
     return os.path.join(folder, f"{wanted}.toml")
 
 
-def check_save(wanted: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether a pipe or device is where --save says.
+def check_save(wanted: str | None, environ: Mapping[str, str]) -> FileId | None:
+    """The pipe or device where --save says; None: there is none.
 
     Raises: UsageError if --save names no file that can be made, or one that no search has written.
     """
     if wanted is None:
-        return False
+        return None
     path = _saved_path(wanted, user_profile_dir(environ))
     if os.path.isdir(path):
         raise UsageError("--save names a directory", value=path, hint="--save NAME, or --save FILE.toml")
@@ -136,7 +137,11 @@ def check_save(wanted: str | None, environ: Mapping[str, str]) -> bool:
         raise UsageError("--save names a file that cannot be written", value=path, hint="name another one")
     if os.path.isfile(path) and (_provenance_in(path) or {}).get("tool") != TOOL:
         raise UsageError("--save names a file that no search has written", value=path, hint="name another one")
-    return os.path.exists(path) and not os.path.isfile(path)
+    try:
+        return check_output(path) if os.path.exists(path) and not os.path.isfile(path) else None
+    except OSError as error:
+        shown = f"{path} ({error.strerror})"
+        raise UsageError("--save names a file that cannot be written", value=shown, hint="name another one") from None
 
 
 def _may_write(name: str, program: TuneProgram, folder: str, *, confirmed: bool) -> bool:
@@ -158,7 +163,7 @@ def _provenance_in(path: str) -> dict[str, str] | None:
         return None
 
 
-def _save(path: str, result: TuneResult, kept: Configuration, *, direct: bool) -> CpulaunchError | None:
+def _save(path: str, result: TuneResult, kept: Configuration, *, direct: FileId | None) -> CpulaunchError | None:
     """The error if the profile cannot be written.
 
     Effect: writes it, in place of a pipe too unless it is `direct`; what is not confirmed replaces only its like.

@@ -9,6 +9,10 @@ from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.files.writing import check_output, write_output
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cpulaunch.system.files.writing import FileId
+
 
 @record
 class Output:
@@ -27,8 +31,8 @@ PICTURES = {
 }
 
 
-def check_path(output: Output, path: str) -> bool:
-    """Whether a pipe or device is at `path`. Raises: CpulaunchError if no file can be written there."""
+def check_path(output: Output, path: str) -> FileId | None:
+    """The pipe or device at `path`; None: there is none. Raises: CpulaunchError if no file can be written there."""
     folder = os.path.dirname(os.path.realpath(path))
     if os.path.isdir(path):
         raise _unwritable(output, path, "it is a directory")
@@ -42,11 +46,13 @@ def check_path(output: Output, path: str) -> bool:
         raise _unwritable(output, path, error.strerror or str(error)) from None
 
 
-def save_output(output: Output, path: str, content: str | bytes, *, direct: bool = True) -> CpulaunchError | None:
+def save_output(
+    output: Output, path: str, content: str | bytes, *, direct: FileId | bool | None = True
+) -> CpulaunchError | None:
     """The error, if the content cannot be written.
 
-    Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly, unless
-    `check_path` found none: a program may have put it there since. Only this user can read a new file.
+    Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly, if it is
+    what `check_path` found (`direct`): a program may have put it there since. Only this user can read a new file.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:

@@ -25,6 +25,10 @@ from cpulaunch.system.files.paths import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    FileId: TypeAlias = tuple[int, int]
+    """Device and inode."""
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
@@ -161,14 +165,15 @@ def _version(status: os.stat_result) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def write_output(path: str, data: bytes, *, mode: int = 0o600, direct: bool = True) -> None:
+def write_output(path: str, data: bytes, *, mode: int = 0o600, direct: FileId | bool | None = True) -> None:
     """Effect: the file at a path that the user gave holds the data. Raises: OSError.
 
-    `direct`: a pipe or device there gets the data, which waits for the pipe's reader; else it is replaced too.
+    `direct`: a pipe or device there gets the data, which waits for the pipe's reader, or that one alone; else it is
+    replaced too.
     """
     place = locate(path)
     try:
-        special = _open_special(place) if direct else None
+        special = _open_special(place, direct) if direct else None
         if special is None:
             replace(place.name, data, mode=mode, folder=place.folder)
         else:
@@ -177,33 +182,32 @@ def write_output(path: str, data: bytes, *, mode: int = 0o600, direct: bool = Tr
         os.close(place.folder)
 
 
-def _open_special(place: Place) -> int | None:
+def _open_special(place: Place, wanted: FileId | bool) -> int | None:
     """A descriptor for writing to a pipe, a device or an inherited file, which waits for a pipe's reader.
 
-    None if a regular file is in this place, or nothing. What is opened is what was checked, whatever has been put in
-    its place: it might be another user's pipe, whose reader never comes.
+    None if a regular file is in this place, or nothing, or not the one `wanted`. What is opened is what was checked,
+    whatever has been put in its place: it might be another user's pipe, whose reader never comes.
     """
-    if place.is_proc:
-        return os.open(place.name, SPECIAL, dir_fd=place.folder)
-    if not PATH_ONLY:
-        return os.open(place.name, SPECIAL | os.O_NOFOLLOW, dir_fd=place.folder) if _is_special(place) else None
+    if place.is_proc or not PATH_ONLY:
+        status, flags = _status(place), SPECIAL if place.is_proc else SPECIAL | os.O_NOFOLLOW
+        is_special = status is not None and _is_allowed_special(status, place, wanted)
+        return os.open(place.name, flags, dir_fd=place.folder) if is_special else None
     try:
         found = os.open(place.name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
     except FileNotFoundError:
         return None
     try:
-        return os.open(f"/proc/self/fd/{found}", SPECIAL) if _is_allowed_special(os.fstat(found), place) else None
+        is_special = _is_allowed_special(os.fstat(found), place, wanted)
+        return os.open(f"/proc/self/fd/{found}", SPECIAL) if is_special else None
     finally:
         os.close(found)
 
 
-def _is_special(place: Place) -> bool:
-    """Whether something is in this place, other than a regular file. Raises: PermissionError as `_check_owner`."""
-    status = _status(place)
-    return status is not None and _is_allowed_special(status, place)
-
-
-def _is_allowed_special(status: os.stat_result, place: Place) -> bool:
+def _is_allowed_special(status: os.stat_result, place: Place, wanted: FileId | bool = True) -> bool:
+    if wanted not in (True, (status.st_dev, status.st_ino)):
+        return False
+    if place.is_proc:
+        return True
     _check_owner(status, place)
     return not stat.S_ISREG(status.st_mode)
 
@@ -216,22 +220,25 @@ def _status(place: Place) -> os.stat_result | None:
         return None
 
 
-def check_output(path: str) -> bool:
-    """Whether a pipe, a device or an inherited file is at this path, which `write_output` does not replace.
+def check_output(path: str) -> FileId | None:
+    """The pipe, device or inherited file at this path, which `write_output` does not replace; None: there is none.
 
-    Raises: OSError if it would fail for what is there now. Effect: none.
+    Raises: OSError if it would fail for what is there now. Effect: keeps a descriptor, so that no other file gets the
+    same numbers while this process lives.
     """
     place = locate(path)
     try:
         status = _status(place)
         if status is None:
-            return False
+            return None
         if stat.S_ISSOCK(status.st_mode):
             raise OSError(errno.ENXIO, f"{place.name} is a socket", place.name)
-        if place.is_proc or _is_allowed_special(status, place):
-            return True
-        _check_replaceable(status, place)
-        return False
+        if not _is_allowed_special(status, place):
+            _check_replaceable(status, place)
+            return None
+        if PATH_ONLY and not place.is_proc:
+            status = os.fstat(os.open(place.name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder))
+        return status.st_dev, status.st_ino
     finally:
         os.close(place.folder)
 

@@ -169,6 +169,17 @@ def test_a_named_pipe_gets_the_report(tmp_path):
     assert json.loads(reader.communicate(timeout=60)[0]) == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    "code", ["os.unlink('pipe'); os.mkfifo('pipe')", "os.mkfifo('new'); os.replace('new', 'pipe')"]
+)
+def test_a_pipe_in_place_of_the_one_that_was_there_before_is_replaced(cpulaunch, tmp_path, code):
+    """Else the launch would wait for a reader, for ever. A new one gets the number of a removed one."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "job.py").write_text(f"import os; {code}\n")
+    assert cpulaunch("--report", "pipe", "job.py", timeout=60).returncode == 0
+    assert json_output.read("report", (tmp_path / "pipe").read_text())["exit_code"] == 0
+
+
 @pytest.mark.torch
 def test_a_worker_that_loads_torch_says_what_took_effect(cpulaunch, tmp_path):
     (tmp_path / "job.py").write_text("import torch\nprint(torch.ones(3).sum())\n")
