@@ -15,7 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "system.files": {"records"},
     "system": {"records", "system.files"},
-    "profile": {"records", ""},
+    "profile": {"records", "system.files", ""},
     "schedulers": {"records"},
     "probe.software": {"records", "system"},
     "probe.gpus": {"records", "system"},

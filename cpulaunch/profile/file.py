@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -15,6 +14,7 @@ from cpulaunch.profile.toml_lines import key_lines, line_of, long_line
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
+from cpulaunch.system.files.reading import open_regular
 
 MAX_BYTES = 64 * 1024
 """Limit on the size of a file; the presets have at most 4 KiB."""
@@ -33,9 +33,7 @@ def read_profile(path: str) -> Profile:
 
 def _read_text(path: str) -> str:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _unreadable(path, "not a regular file")
+        with open(open_regular(path, links=True), "rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, error.strerror or "cannot be opened") from None
@@ -48,11 +46,6 @@ def _read_text(path: str) -> str:
         raise _error(
             "the profile is not UTF-8 text", value=f"byte {error.start}", place=f"{path}, line {line}"
         ) from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """A descriptor, opened without blocking on a FIFO that has no writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _unreadable(path: str, why: str) -> UsageError:

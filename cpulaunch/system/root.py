@@ -16,7 +16,8 @@ MAX_NAMES = 1 << 16
 READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 """Without blocking, because a captured tree may contain a pipe."""
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-INSPECT = getattr(os, "O_PATH", READ) | getattr(os, "O_CLOEXEC", 0) | NOFOLLOW
+INSPECT = getattr(os, "O_PATH", READ) | getattr(os, "O_CLOEXEC", 0)
+KERNEL = ("/sys/", "/proc/")
 PADDING = b"\0 \t\r\n"
 MAX_DIGITS = 20
 """Digits of the largest number that the kernel writes: an unsigned one of 64 bits."""
@@ -147,9 +148,13 @@ class Root:
             return None
 
     def open(self, name: str) -> int:
-        """A descriptor for reading the file; of a captured machine, only if it is a regular one. Raises: OSError."""
+        """A descriptor for reading the file, if it is a regular one. Raises: OSError.
+
+        Of this machine, those of the kernel, which are many, are not looked at before.
+        """
         if self.live:
-            return os.open("/" + name.lstrip("/"), READ)
+            path = "/" + name.lstrip("/")
+            return os.open(path, READ) if path.startswith(KERNEL) else _open_regular(path, nofollow=0)
         directory, _, base = name.rpartition("/")
         if base not in ("", ".", ".."):
             try:
@@ -185,19 +190,19 @@ def _check_length(length: int, name: str) -> None:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
 
 
-def _open_regular(path: str) -> int:
-    """A descriptor for reading a regular file. Raises: OSError; ELOOP for a link.
+def _open_regular(path: str, *, nofollow: int = NOFOLLOW) -> int:
+    """A descriptor for reading a regular file. Raises: OSError; ELOOP for a link, unless it is to be followed.
 
     Nothing else is ever opened, except by O_PATH: the open of a device may have effects. Source: open(2).
     """
-    found = os.open(path, INSPECT)
+    found = os.open(path, INSPECT | nofollow)
     try:
         mode = os.fstat(found).st_mode
         if not stat.S_ISREG(mode):
             reason = errno.ELOOP if stat.S_ISLNK(mode) else errno.EINVAL
             raise OSError(reason, os.strerror(reason), path)
         link = f"/proc/self/fd/{found}"
-        return os.open(link, READ) if os.path.exists(link) else os.open(path, READ | NOFOLLOW)
+        return os.open(link, READ) if os.path.exists(link) else os.open(path, READ | nofollow)
     finally:
         os.close(found)
 

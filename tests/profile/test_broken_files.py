@@ -6,6 +6,7 @@ import pytest
 
 from cpulaunch.profile.file import MAX_BYTES, parse_profile, profile_errors, read_profile
 from cpulaunch.records.errors import UsageError
+from tests.opens import opens
 
 HEAD = 'kind = "intent"\nsummary = "s"\n'
 SERVER = 'kind = "server"\nsummary = "s"\n[applies]\narch = "x86_64"\n'
@@ -409,6 +410,7 @@ def test_files_that_cannot_be_read(tmp_path):
 def test_endless_files_are_not_read(tmp_path):
     fifo = tmp_path / "fifo.toml"
     os.mkfifo(fifo)
+    assert not opens(fifo, lambda: error_of(fifo))
     assert "not a regular file" in error_of(fifo)
     link = tmp_path / "zero.toml"
     link.symlink_to("/dev/zero")

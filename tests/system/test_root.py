@@ -9,6 +9,7 @@ import pytest
 from cpulaunch.probe import Root
 from cpulaunch.records.errors import ProbeError
 from tests.nesting import nested_folders
+from tests.opens import opens
 from tests.strangers import needs_root
 
 
@@ -179,6 +180,17 @@ def test_a_limit_stops_reading(tmp_path: Path) -> None:
 def test_a_pipe_does_not_stop_the_probe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     assert Root(str(tmp_path)).text("file") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="Linux only")
+def test_of_this_machine_what_is_no_file_is_not_opened_either(tmp_path: Path) -> None:
+    """The open of a device may have effects. This one is a pipe, which anyone can make."""
+    os.mkfifo(tmp_path / "pyvenv.cfg")
+    assert not opens(tmp_path / "pyvenv.cfg", lambda: Root().text(str(tmp_path / "pyvenv.cfg")))
+    write(tmp_path / "file", "content")
+    (tmp_path / "link").symlink_to("file")
+    assert Root().text(str(tmp_path / "link")) == "content"
+    assert Root().text("proc/self/comm") is not None
 
 
 def test_only_the_real_root_is_live(tmp_path: Path) -> None:

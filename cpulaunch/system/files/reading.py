@@ -10,16 +10,69 @@ import os
 import stat
 
 
-def open_regular(name: str, *, folder: int | None = None) -> int:
-    """A descriptor for reading a regular file, opened without following a link. Raises: OSError.
+def open_regular(name: str, *, folder: int | None = None, links: bool = False) -> int:
+    """A descriptor for reading a regular file, opened without following a link, unless `links` are to be followed.
 
-    Without O_NONBLOCK, the open of a named pipe would wait for its writer.
+    Nothing else is opened, except by O_PATH: the open of a device may have effects. Without O_NONBLOCK, that of a named
+    pipe would wait for its writer. Raises: OSError.
     """
-    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=folder)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "not a regular file", name)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    named = 0 if links else os.O_NOFOLLOW
+    found = os.open(name, getattr(os, "O_PATH", flags) | os.O_CLOEXEC | named, dir_fd=folder)
+    try:
+        _check_regular(found, name)
+        fd = reopen(found, flags, name, folder=folder, named=named)
+    finally:
+        os.close(found)
+    try:
+        _check_regular(fd, name)  # Without /proc, another file may be there by now.
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_regular(fd: int, name: str) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", name)
+
+
+def open_here(name: str, *, folder: int, flags: int = 0) -> int:
+    """A descriptor, by O_PATH, of what has this name in the folder, also of a link. Raises: OSError; EXDEV for a mount.
+
+    What a worker has mounted need not be its own, and may never answer: it is asked nothing. Linux only.
+    """
+    found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder)
+    try:
+        if mount_of(found) != mount_of(folder):
+            raise OSError(errno.EXDEV, "it is in another mount", name)
+    except OSError:
+        os.close(found)
+        raise
+    return found
+
+
+def mount_of(fd: int) -> bytes | int:
+    """What tells mounts apart; without /proc, file systems. Source: proc_pid_fdinfo(5), mnt_id, Linux 3.15."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+            return next(line for line in file if line.startswith(b"mnt_id:"))
+    except (OSError, StopIteration):
+        return os.fstat(fd).st_dev
+
+
+def reopen(found: int, flags: int, name: str, *, folder: int | None, named: int) -> int:
+    """Another descriptor of what one by O_PATH refers to; without /proc, of what has its name. Raises: OSError.
+
+    `named`: further flags for the open by name.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{found}", flags)
+    except FileNotFoundError:
+        return os.open(name, flags | named, dir_fd=folder)
 
 
 def read_start(name: str, *, max_bytes: int, folder: int | None = None) -> bytes:

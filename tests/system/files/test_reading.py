@@ -2,10 +2,12 @@
 
 import os
 import signal
+import sys
 
 import pytest
 
-from cpulaunch.system.files.reading import read_end, read_lines_at_ends, read_start
+from cpulaunch.system.files.reading import open_regular, read_end, read_lines_at_ends, read_start
+from tests.opens import opens
 
 READERS = [read_start, read_end, read_lines_at_ends]
 
@@ -43,6 +45,27 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
     with pytest.raises(OSError):  # noqa: PT011 - of several kinds
         read(str(tmp_path / "file"), max_bytes=10)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.parametrize("links", [False, True])
+def test_what_is_no_regular_file_is_not_even_opened(tmp_path, links):
+    """The open of a device may have effects. This one is a pipe, which anyone can make."""
+
+    def try_to_open():
+        with pytest.raises(OSError, match="not a regular file"):
+            open_regular(str(tmp_path / "pipe"), links=links)
+
+    os.mkfifo(tmp_path / "pipe")
+    assert not opens(tmp_path / "pipe", try_to_open)
+
+
+def test_a_link_is_followed_where_that_is_asked_for(tmp_path):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    fd = open_regular(str(tmp_path / "link"), links=True)
+    assert os.read(fd, 9) == b"text"
+    os.close(fd)
 
 
 def test_no_more_is_read_than_asked_for(tmp_path):
