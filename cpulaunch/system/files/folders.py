@@ -13,7 +13,7 @@ if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
 from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
-from cpulaunch.system.files.reading import open_regular
+from cpulaunch.system.files.reading import open_here, open_regular
 from cpulaunch.system.files.writing import create, remove
 
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -97,7 +97,7 @@ def remove_path(path: str) -> None:
 def remove_folder(name: str, *, folder: int) -> None:
     """Effect: removes this user's folder and what is in it, as far as permissions allow.
 
-    A link or a file of this user in its place is removed itself. What is mounted is not entered.
+    A link or a file of this user in its place is removed itself. What is mounted is not entered, nor asked anything.
     """
     try:
         fd = _open_readable(name, folder)
@@ -113,19 +113,21 @@ def remove_folder(name: str, *, folder: int) -> None:
 def _remove_own(name: str, folder: int) -> None:
     """Effect: removes what has this name and is no folder, if it is this user's."""
     try:
-        if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == os.geteuid():
+        if _owner(name, folder) == os.geteuid():
             os.unlink(name, dir_fd=folder)
     except OSError:
-        return  # Another process of this launch has removed it.
+        return  # Another process of this launch has removed it, or it is a mount.
 
 
-def _mount(fd: int) -> bytes | int:
-    """What tells mounts apart; without /proc, file systems. Source: proc_pid_fdinfo(5), mnt_id, Linux 3.15."""
+def _owner(name: str, folder: int) -> int:
+    """The user id of the owner of what has this name. Raises: OSError."""
+    if not hasattr(os, "O_PATH"):
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid
+    path = open_here(name, folder=folder)
     try:
-        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-            return next(line for line in file if line.startswith(b"mnt_id:"))
-    except (OSError, StopIteration):
-        return os.fstat(fd).st_dev
+        return os.fstat(path).st_uid
+    finally:
+        os.close(path)
 
 
 def _open_readable(name: str, folder: int) -> int:
@@ -136,10 +138,8 @@ def _open_readable(name: str, folder: int) -> int:
     """
     if not hasattr(os, "O_PATH"):
         return os.open(name, OPENED, dir_fd=folder)
-    path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    path = open_here(name, folder=folder, flags=os.O_DIRECTORY)
     try:
-        if _mount(path) != _mount(folder):
-            raise OSError(errno.EXDEV, "it is in another mount", name)
         status = os.fstat(path)
         if status.st_uid == os.geteuid() and status.st_mode & 0o700 != 0o700:
             _allow_all(path)

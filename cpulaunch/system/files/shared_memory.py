@@ -15,6 +15,8 @@ import time
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
+from cpulaunch.system.files.reading import open_here, reopen
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,10 +42,12 @@ def remove_shared_memory(
         return frozenset()
     try:
         names = [(name, _owner(name)) for name in os.listdir(folder)]
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return frozenset()
     owned = [(name, int(owner)) for name, owner in names if owner is not None and owner in owners]
-    kept = {owner for name, owner in owned[:most] if _is_kept(os.path.join(folder, name), since)}
+    kept = {owner for name, owner in owned[:most] if _is_kept(name, since, folder=place)}
+    os.close(place)
     return frozenset(kept.union(owner for _, owner in owned[len(owned) if most is None else most :]))
 
 
@@ -70,12 +74,10 @@ def started_at(pid: int) -> float:
     return now - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
 
-def _is_kept(path: str, since: float) -> bool:
+def _is_kept(name: str, since: float, *, folder: int) -> bool:
     """Whether a file of this user's is left because a process uses it. Effect: removes an unused one."""
     try:
-        if not _is_own(os.lstat(path), since):  # To open another one may have effects, as that of a pipe.
-            return False
-        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_own(name, since, folder=folder)
     except OSError:
         return False
     try:
@@ -83,12 +85,26 @@ def _is_kept(path: str, since: float) -> bool:
             return False
         if is_in_use(fd):
             return True
-        os.unlink(path)
+        os.unlink(name, dir_fd=folder)
     except OSError:
         return False
     finally:
         os.close(fd)
     return False
+
+
+def _open_own(name: str, since: float, *, folder: int) -> int:
+    """A descriptor of a file of this user's. Raises: OSError.
+
+    To open another one may have effects, as that of a pipe; and what a worker has mounted there may never answer.
+    """
+    found = open_here(name, folder=folder)
+    try:
+        if not _is_own(os.fstat(found), since):
+            raise PermissionError(errno.EPERM, "it is not a file of this user's", name)
+        return reopen(found, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, name, folder=folder, named=os.O_NOFOLLOW)
+    finally:
+        os.close(found)
 
 
 def _is_own(status: os.stat_result, since: float) -> bool:
@@ -119,11 +135,11 @@ def remove_own_shared_memory(folder: str = SHARED_FOLDER) -> None:
     """
     mark = f"{os.getpid()}:"
     mapped = _mapped_files()
-    for name in os.listdir(folder):
+    for name in filter(lambda name: name.startswith(mark), os.listdir(folder)):
         path = os.path.join(folder, name)
         try:
             status = os.lstat(path)
-            if name.startswith(mark) and (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in mapped:
+            if (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in mapped:
                 os.unlink(path)
         except OSError:
             continue

@@ -9,6 +9,7 @@ import pytest
 
 from cpulaunch.system.files.folders import GET_FLAGS, SET_FLAGS, make_folder, open_own, remove_folder, remove_path
 from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, needs_root
+from tests.unanswered import beside_unanswered
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -178,6 +179,19 @@ def test_what_is_mounted_is_not_entered(tmp_path, victim, place):
     remove_path(str(tmp_path / "run"))
     assert unharmed(victim)
     assert not (tmp_path / "run").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("make", [os.mkdir, lambda path: path.touch()], ids=["folder", "file"])
+def test_a_mount_that_never_answers_holds_nothing_up(tmp_path, make):
+    make(tmp_path / "run")
+    path = str(tmp_path / "run")
+    code = f"from cpulaunch.system.files.folders import remove_path; remove_path({path!r}); print('done')"
+    said = beside_unanswered(path, code)
+    if said is None:
+        pytest.skip("no FUSE here")
+    assert said == "done\n"
+    assert (tmp_path / "run").exists()
 
 
 @needs_root

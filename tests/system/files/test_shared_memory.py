@@ -11,7 +11,9 @@ import time
 import pytest
 
 from cpulaunch.system.files import shared_memory
+from tests.opens import opens
 from tests.strangers import UID, needs_root
+from tests.unanswered import beside_unanswered
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
 PID = 41
@@ -138,10 +140,24 @@ def test_of_many_files_some_are_left_for_later(folder):
 
 
 @pytest.mark.parametrize("make_other", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file_is_not_opened(folder, monkeypatch, make_other):
-    make_other(os.path.join(folder, NAME))
-    monkeypatch.setattr(os, "open", lambda *_, **__: pytest.fail("it was opened"))
-    assert not shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+def test_what_is_no_file_is_not_opened(folder, make_other):
+    path = os.path.join(folder, NAME)
+    make_other(path)
+    assert not opens(path, lambda: shared_memory.remove_shared_memory({PID}, since=0, folder=folder))
+    assert os.path.exists(path)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [(NAME, f"remove_shared_memory({{{PID}}}, since=0, folder=FOLDER)"), ("other", "remove_own_shared_memory(FOLDER)")],
+)
+def test_a_file_of_a_mount_that_never_answers_is_left(folder, name, call):
+    code = f"from cpulaunch.system.files.shared_memory import *; {call}; print('done')"
+    said = beside_unanswered(make(folder, name), code.replace("FOLDER", repr(folder)))
+    if said is None:
+        pytest.skip("no FUSE here")
+    assert said == "done\n"
 
 
 def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder):
