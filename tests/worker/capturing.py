@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,6 +88,21 @@ def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) 
         os.environ.pop(EVENTS_VARIABLE)
         if before is not None:
             os.environ[EVENTS_VARIABLE] = before
+
+
+def python_calls(function: Callable[[], object]) -> int:
+    """The number of Python functions called."""
+    count = [0]
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        count[0] += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count[0]
 
 
 def close(one: Any, other: Any, *, tolerance: float = 1e-4) -> None:

@@ -81,7 +81,9 @@ class ChannelsLast:
         """
         with suppress(Exception):  # A class may override `modules` or `parameters`.
             ids = set(map(id, _weights(module)))
-            others = [each for each in list(self._trials.items()) if ids and each[0] is not module]
+            if not ids:
+                return []
+            others = [each for each in list(self._trials.items()) if each[0] is not module]
             return [each for each in others if not ids.isdisjoint(map(id, _weights(each[0])))]
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter as _clock
 from typing import Any
@@ -147,6 +148,7 @@ class CallWrapper:
         if self.modes.captures is not None:
             self.modes.captures.seconds_of = self.chooser.seconds
         self._unreadable: set[str] = set()
+        self._weightless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._layout: Any = None
         if settings.channels_last:
             from cpulaunch.worker.features.channels_last import ChannelsLast
@@ -180,6 +182,9 @@ class CallWrapper:
         return self._with_layout(module, args, kwargs)
 
     def _with_layout(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_weightless(module) and module not in self._weightless:
+            self._weightless.add(module)
+            return self.modes.run_as_is(module, args, kwargs)
         trial = None if self._layout is None else self._layout.trial(module)
         if trial is None:
             return self._measured(module, args, kwargs)
@@ -244,6 +249,20 @@ class CallWrapper:
 def _has_mode(module: nn.Module) -> bool:
     """Whether the module has an ordinary training mode: torch.jit.freeze takes it away, and a class may compute it."""
     return isinstance(module.__dict__.get("training"), bool)
+
+
+def _is_weightless(module: nn.Module) -> bool:
+    """Whether a module is one of torch.nn itself without weights and parts, such as a loss.
+
+    A program may make a new one for each call, for which a choice of modes and layouts would only cost time. None of
+    these computes anything in which autocast makes a difference for fp32.
+    """
+    own = module.__dict__
+    if own.get("_modules") or own.get("_parameters") or "forward" in own:
+        return False
+    if any(buffer is not None for buffer in own.get("_buffers", {}).values()):
+        return False
+    return str(type(module).__module__).startswith("torch.nn.modules.")
 
 
 def _must_run_unwrapped(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import channels_last  # noqa: E402
-from tests.worker.capturing import close, installed  # noqa: E402
+from tests.worker.capturing import close, installed, python_calls  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SETTINGS = TorchSettings(channels_last=True)
@@ -318,3 +318,20 @@ def test_arguments_that_are_returned_stay_as_they_are(tmp_path: Path, monkeypatc
             assert model(images)[0] is images
             assert images.stride() == strides
     assert model.is_converted
+
+
+class Scaled(nn.Module):
+    """A module without weights that a program makes for each call."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * 2
+
+
+def test_new_modules_without_convolutions_cost_the_same_however_many_models_there_are(tmp_path: Path) -> None:
+    models, value, counts = [Images().eval() for _ in range(60)], torch.randn(2, 3, 8, 8), []
+    with installed(tmp_path, SETTINGS, measured=True):
+        for some in (models[:2], models):
+            for model in some:
+                model(value)
+            counts.append(min(python_calls(lambda: Scaled()(value)) for _ in range(5)))
+    assert counts[1] < counts[0] + 20

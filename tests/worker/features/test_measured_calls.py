@@ -1,6 +1,5 @@
 """Calls run in the fastest mode, by the durations of real calls of modules; durations are made up by a false clock."""
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
-from tests.worker.capturing import PLAIN_CALL, Plugin, installed, plain_calls  # noqa: E402
+from tests.worker.capturing import PLAIN_CALL, Plugin, close, installed, plain_calls, python_calls  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -221,21 +220,6 @@ def test_a_growing_argument_has_few_signatures(tmp_path: Path, clocked) -> None:
 # The plugin's own cost
 
 
-def python_calls(function: Callable[[], object]) -> int:
-    """The number of Python functions called."""
-    count = [0]
-
-    def profile(frame, event, argument) -> None:
-        count[0] += event == "call"
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return count[0]
-
-
 @pytest.mark.parametrize("settings", [TorchSettings(graph="onednn"), TorchSettings(precision="bf16"), TorchSettings()])
 def test_a_plain_call_costs_one_python_function_and_calls_inside_it_none(tmp_path: Path, clocked, settings) -> None:
     """It asks whether torch.compile is tracing."""
@@ -249,6 +233,49 @@ def test_a_plain_call_costs_one_python_function_and_calls_inside_it_none(tmp_pat
                 model(value)
             counts = [python_calls(lambda: model(value)) for _ in range(5)]
     assert min(counts) <= before + 1  # The wrapper takes the place of torch's own functions.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [TorchSettings(graph="onednn", precision="bf16", channels_last=True), TorchSettings(inference_mode=True)],
+    ids=["modes and layout", "inference mode"],
+)
+def test_a_loss_costs_little_whether_it_is_made_once_or_for_each_call(tmp_path: Path, clocked, settings) -> None:
+    clocked({"graph": 9e-3, "autocast": 9e-3, "plain": 1e-3})
+    value, target, kept = torch.randn(4, 3), torch.tensor([0, 1, 2, 0]), nn.CrossEntropyLoss()
+
+    def new() -> Tensor:
+        return nn.CrossEntropyLoss()(value, target)
+
+    plain, plain_kept = python_calls(new), python_calls(lambda: kept(value, target))
+    with installed(tmp_path, settings, measured=True), torch.enable_grad():
+        for _ in range(200):
+            close(new(), Plugin.eager(new))
+            kept(value, target)
+        assert min(python_calls(new) for _ in range(5)) < plain + 25
+        assert min(python_calls(lambda: kept(value, target)) for _ in range(5)) <= plain_kept + 5
+
+
+class Weighted(nn.MSELoss):
+    """A loss of a program, whose calls may compute anything."""
+
+    def __init__(self, seen: list[bool]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, value: Tensor, target: Tensor) -> Tensor:
+        self.seen.append(torch.is_autocast_enabled("cpu"))
+        return super().forward(value, target)
+
+
+def test_the_first_call_of_a_module_without_weights_that_is_not_torchs_has_all_modes(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    patched = nn.Module()
+    patched.forward = lambda value: seen.append(torch.is_autocast_enabled("cpu"))
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.enable_grad():
+        Weighted(seen)(torch.ones(2), torch.ones(2))
+        patched(torch.ones(2))
+    assert seen == [True, True]
 
 
 @pytest.mark.parametrize("where", ["class", "object"])
