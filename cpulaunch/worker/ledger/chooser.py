@@ -84,8 +84,8 @@ class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
     __slots__ = (
-        *("address", "has_failed", "ledger", "modes", "module", "name", "reports", "retry", "run_size", "signatures"),
-        *("slack", "step", "to_measure"),
+        *("address", "has_failed", "last", "ledger", "modes", "module", "name", "reports", "retry", "run_size"),
+        *("signatures", "slack", "step", "to_measure"),
     )
 
     def __init__(self, module: nn.Module) -> None:
@@ -96,6 +96,7 @@ class ModuleEntry:
         self.signatures = Signatures()
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
+        self.last: Any = None
         self.has_failed = False
         self.retry = 0.0
         self.run_size = FIRST_RUN
@@ -288,7 +289,11 @@ class Chooser:
     # Calls that are not measured
 
     def _start_run_if_chosen(self, entry: ModuleEntry, signature: Any, now: float, *, is_step: bool) -> bool:
-        """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen."""
+        """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen.
+
+        Where another mode is chosen for other calls, two measured ones alike come first: those may take turns.
+        """
+        is_repeated, entry.last = entry.last == signature, signature
         decision = entry.ledger.decisions.get(signature)
         if decision is None or decision.chosen is None or decision.is_sampling:
             return False
@@ -301,21 +306,25 @@ class Chooser:
         alike = [other for other in entry.ledger.decisions if other[0][:2] == signature[0][:2]]  # type: ignore[index]
         typical = decision.estimate(mode)
         calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(typical, 1e-9)
-        if calls < 1 or not entry.ledger.agrees(mode, alike):
+        if calls < 1 or not entry.ledger.has_decided(alike):
+            return False
+        is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
+        if is_mixed and not is_repeated:
             return False
         size = min(entry.run_size, int(calls))
         size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
         until = now + entry.slack * size * typical
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
-        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen))
+        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen), is_mixed=is_mixed)
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
 
-    def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun) -> None:
+    def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun, *, is_mixed: bool = False) -> None:
+        """Effect: starts the run. `is_mixed`: another mode is chosen for other calls, which must not be in it."""
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
         module = entry.module()
-        is_seen = run.mode != PLAIN or (module is not None and self._is_guarded(module))
+        is_seen = run.mode != PLAIN or is_mixed or (module is not None and self._is_guarded(module))
         runs = self._other_runs if is_seen else self.runs
         training, grad, _ = run.signature[0]
         runs[entry.address, training, grad] = run

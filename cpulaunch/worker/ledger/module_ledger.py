@@ -100,8 +100,8 @@ class ModuleLedger:
         )
         return undecided < UNDECIDED_SHARE * self.account.total
 
-    def agrees(self, mode: str, signatures: Iterable[Hashable]) -> bool:
-        """Whether the mode is chosen for all of these signatures; undecided ones may take MINOR_SHARE."""
+    def has_decided(self, signatures: Iterable[Hashable]) -> bool:
+        """Whether modes are chosen for all of these signatures; undecided ones may take MINOR_SHARE."""
         undecided = 0.0
         for signature in signatures:
             decision = self.decisions.get(signature)
@@ -111,8 +111,6 @@ class ModuleLedger:
             is_new = modes is not None and self.account.has_start_up(modes)
             if decision.chosen is None or decision.is_sampling or is_new:
                 undecided += self._measured.get(signature, 0.0)
-            elif decision.chosen != mode:
-                return False
         return undecided <= MINOR_SHARE * sum(self._measured.values())
 
     def _decision(self, signature: Hashable, modes: tuple[str, ...], in_blocks: bool) -> AnyDecision:

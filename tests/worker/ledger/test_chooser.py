@@ -177,3 +177,27 @@ def test_calls_that_all_raise_are_plain() -> None:
             modes.append(turn.mode)
             chooser.fail(turn)
     assert modes == ["autocast", *["plain"] * 49]
+
+
+FASTER, SLOWER = {"graph": 0.5, "plain": 1.0}, {"graph": 1.5, "plain": 1.0}
+
+
+@pytest.mark.parametrize(("large", "small"), [(FASTER, SLOWER), (SLOWER, FASTER)], ids=["plain", "graph"])
+def test_a_choice_for_other_calls_does_not_keep_these_measured(large, small) -> None:
+    """A few large batches, then single rows for long, for which another mode is faster."""
+    server = Server(
+        {64: {mode: 2e-2 * factor for mode, factor in large.items()}, 1: {m: 2e-4 * f for m, f in small.items()}}
+    )
+    best = {rows: min(seconds, key=lambda mode: seconds[mode]) for rows, seconds in server.seconds.items()}
+    with torch.no_grad():
+        for _ in range(100):
+            server.call(64)
+        for number in range(6000):
+            server.call(1)
+            server.turns *= number != 3000
+        assert server.turns < 100
+        assert server.ran[-1] == (1, best[1])
+        for number in range(5000):
+            server.call(1 if number % 50 else 64)
+    found = [mode for rows, mode in server.ran[-5000:] if rows == 64]
+    assert found.count(best[64]) > 0.9 * len(found)
