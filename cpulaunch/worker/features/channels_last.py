@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.hooks import has_hooks, watch_hooks
@@ -26,7 +25,7 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.mutation import restore, running_statistics, storage_of
 from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import contiguous, tensors_of
@@ -224,7 +223,7 @@ class LayoutTrial:
         """
         name, state, stays = type(module).__name__, torch.get_rng_state(), self.has_ended
         end = self._withdrawn if stays else self._give_up
-        statistics = _statistics(module) if stays or not self._runs_converted else []
+        statistics = running_statistics(module) if stays or not self._runs_converted else []
         try:
             result = self._counted(run)
         except RuntimeError as error:
@@ -233,26 +232,31 @@ class LayoutTrial:
             if end(module):
                 degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
             torch.set_rng_state(state)
-            _restore(statistics)
+            restore(statistics)
             return self._counted(run)
         self._runs_converted = True
-        inputs = tensors_of((args, kwargs))
-        given = set(map(storage_of, inputs))
-        results = [tensor for tensor in tensors_of(result) if storage_of(tensor) not in given]
-        changed = [each for each in results if self._is_changed(each, inputs, stays=stays)]
+        changed = self._changed(result, args, kwargs, stays=stays)
         if not changed:
             return result
         if end(module):
             degraded(self._settings, "channels_last", f"results of {name} would have another memory layout")
         return contiguous(result, set(map(id, changed)))
 
-    def _is_changed(self, result: Tensor, inputs: list[Tensor], *, stays: bool) -> bool:
-        """Whether a result has not the layout that it had before, as far as is known of its size after the trial."""
-        if result.is_contiguous() or _layout(result) in self._layouts:
-            return False
-        if not stays:
-            return True
-        return _is_reordered(result) and not (self._reorders or any(map(_is_reordered, inputs)))
+    def _changed(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, stays: bool) -> list[Tensor]:
+        """The results that have not the layout that they had before, as far as is known of their size after the trial.
+
+        Arguments are looked at only if there may be any, for which nearly no call is a reason.
+        """
+        others = [each for each in tensors_of(result) if not (each.is_contiguous() or _layout(each) in self._layouts)]
+        if stays:
+            others = [] if self._reorders else list(filter(_is_reordered, others))
+        if not others:
+            return []
+        inputs = tensors_of((args, kwargs))
+        if stays and any(map(_is_reordered, inputs)):
+            return []
+        given = set(map(storage_of, inputs))
+        return [each for each in others if storage_of(each) not in given]
 
     def _keep(self) -> bool:
         """Whether the weights stay converted. Effect: the trial ends, unless another thread is about to end it."""
@@ -355,19 +359,6 @@ def _is_programs(error: RuntimeError) -> bool:
     if trace is None or any(word in str(error).lower() for word in LAYOUT_WORDS):
         return False
     return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-
-
-def _statistics(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """The running statistics that a call of the module changes, each with a copy of what it is before."""
-    parts = [part for part in parts_of(module) if part.training and isinstance(part, _NormBase)]
-    return [(buffer, buffer.clone()) for part in parts for buffer in part.buffers(recurse=False)]
-
-
-def _restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
-    """Effect: the tensors have their old values again."""
-    for buffer, before in statistics:
-        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-            buffer.copy_(before)
 
 
 def _layout(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:

@@ -1,10 +1,16 @@
-"""Detection of in-place writes: a graph may write to tensors it has created, not to arguments or weights."""
+"""In-place writes: a graph may write to tensors it has created, not to arguments or weights.
+
+A call that is repeated must not write to running statistics twice.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 STATISTICS_UPDATES = ("batch_norm", "native_batch_norm", "instance_norm")
@@ -57,3 +63,30 @@ def storage_of(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # Sparse and other tensors without a storage.
         return 0
+
+
+def running_statistics(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The running statistics that a call of the module changes, each with a copy of what it is before.
+
+    It goes through the parts by itself: `modules()` takes several times as long, at each call of a model.
+    """
+    norms = [module] if module.training and isinstance(module, _NormBase) else []
+    left, seen = [module], {id(module)}
+    with suppress(Exception):  # A class may override what is read here.
+        while left:
+            for part in left.pop()._modules.values():
+                if part is None:
+                    continue
+                if part._modules and id(part) not in seen:
+                    seen.add(id(part))
+                    left.append(part)
+                if part.training and isinstance(part, _NormBase):
+                    norms.append(part)
+    return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+
+
+def restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
+    """Effect: the tensors have their old values again."""
+    for buffer, before in statistics:
+        with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+            buffer.copy_(before)

@@ -335,3 +335,16 @@ def test_new_modules_without_convolutions_cost_the_same_however_many_models_ther
                 model(value)
             counts.append(min(python_calls(lambda: Scaled()(value)) for _ in range(5)))
     assert counts[1] < counts[0] + 20
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_calls_of_a_converted_model_do_not_list_its_parts(tmp_path: Path, monkeypatch, training: bool) -> None:
+    model, value, listed, modules = Images().train(training), torch.randn(2, 3, 8, 8), [], nn.Module.modules
+    with installed(tmp_path, SETTINGS), torch.set_grad_enabled(training):
+        for _ in range(3):
+            model(value)
+        assert model.is_converted
+        monkeypatch.setattr(nn.Module, "modules", lambda *given: (listed.append(given[0]), modules(*given))[1])
+        for _ in range(20):
+            model(value)
+    assert listed == []

@@ -196,3 +196,18 @@ def test_a_part_that_the_program_calls_by_itself_has_results_in_its_own_layout(
             close(result, expected)
             assert result.stride() == expected.stride()
             close(model(value), Plugin.eager(model, value))
+
+
+def test_a_part_that_trains_in_a_model_in_eval_mode_sees_each_batch_once(tmp_path: Path) -> None:
+    """It was not there when the model was converted, and the repeated call is the first one that it sees."""
+    model, plain, value = network().eval(), network().eval(), torch.randn(4, 3, 8, 8)
+    with installed(tmp_path, SETTINGS):
+        for _ in range(3):
+            close(model(value), Plugin.eager(plain, value))
+        assert is_converted(model)
+        for each in (model, plain):
+            each[3] = nn.Sequential(nn.BatchNorm2d(8).train(), Viewing())
+        close(model(value), Plugin.eager(plain, value))
+        assert not is_converted(model)
+    for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+        close(one, other)
