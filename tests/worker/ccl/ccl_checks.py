@@ -228,6 +228,64 @@ def callbacks_come_after_what_was_called_before_they_were_added(gloo):
 
 
 @check
+def callbacks_within_callbacks_keep_the_order_of_calls(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for late in range(size):
+        x, y, z = (torch.full((4,), each) for each in (10.0, 100.0, 1000.0))
+        done = threading.Event()
+
+        def last(_, z=z, done=done):
+            dist.all_reduce(z, async_op=True).get_future().then(lambda _: done.set())
+
+        def first(_, x=x, y=y, last=last):
+            work = dist.all_reduce(x, async_op=True)
+            dist.all_reduce(y, async_op=True)
+            work.get_future().then(last)
+
+        time.sleep(0.1 * (rank == late))
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        time.sleep(0.1 * (rank == late))
+        work.get_future().then(first)
+        assert done.wait(60)
+        dist.barrier()
+        for tensor, value in ((x, 10.0), (y, 100.0), (z, 1000.0)):
+            same(tensor, torch.full((4,), value * size))
+
+
+@check
+def a_callback_of_another_future_keeps_the_order_of_calls(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for late in range(size):
+        a, b, c = (torch.full((4,), each) for each in (1.0, 10.0, 100.0))
+        done, future = threading.Event(), torch.futures.Future()
+
+        def called(_, c=c, done=done):
+            dist.all_reduce(c, async_op=True).get_future().then(lambda _: done.set())
+
+        future.then(called)
+        time.sleep(0.1 * (rank == late))
+        work = dist.all_reduce(a, async_op=True)
+        dist.all_reduce(b, async_op=True)
+        time.sleep(0.1 * (rank == late))
+        work.get_future().then(lambda _, future=future: future.set_result(1))
+        assert done.wait(60)
+        dist.barrier()
+        for tensor, value in ((a, 1.0), (b, 10.0), (c, 100.0)):
+            same(tensor, torch.full((4,), value * size))
+
+
+@check
+def a_wait_ends_after_the_callbacks(gloo):
+    for number in range(20):
+        done = []
+        work = dist.all_reduce(torch.ones(1 << 16), async_op=True)
+        work.get_future().then(lambda _, done=done: (time.sleep(0.01), done.append(True)))
+        time.sleep(0.002 * (number % 2))
+        work.wait()
+        assert done
+
+
+@check
 def a_call_may_wait_longer_than_the_group(gloo):
     group = dist.new_group(timeout=timedelta(seconds=1))
     options = dist.BarrierOptions()

@@ -1,5 +1,6 @@
 """A rank of a group with a fault: `ccl_faulty.py FAULT`. Prints the error that the rank gets, if it gets one."""
 
+import atexit
 import os
 import signal
 import sys
@@ -12,6 +13,9 @@ from functools import cache
 import torch
 import torch.distributed as dist
 from ccl_filter import forbid_reading_others
+
+if sys.argv[1] == "calls_at_exit":
+    atexit.register(lambda: call_at_exit())
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
@@ -97,6 +101,19 @@ def ends_with_a_pending_call(rank):
     dist.broadcast(tensor, 0)
     print(tensor.sum().item(), flush=True)
     sys.exit(0)
+
+
+def calls_at_exit(rank):
+    """A handler of atexit, registered before the backend, waits for a future."""
+    dist.all_reduce(torch.ones(4), async_op=True).wait()
+    sys.exit(0)
+
+
+def call_at_exit():
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, async_op=True).get_future().wait()
+    print(tensor.sum().item(), flush=True)
+    dist.destroy_process_group()
 
 
 def destroyed(rank):

@@ -131,9 +131,16 @@ def test_other_ranks_fail_after_a_rank_aborted_the_group():
     assert f"PeerLostError: rank 1 of the group (process {ranks[1].pid}) left the group" in results[0][1]
 
 
-def test_a_rank_that_ends_first_runs_what_it_has_called():
-    _, results = run("ends_with_a_pending_call", "memory")
-    assert results == [(0, "", ""), (0, "0.0\n", "")]
+@both_paths
+def test_a_rank_that_ends_first_runs_what_it_has_called(path):
+    _, results = run("ends_with_a_pending_call", path)
+    assert [result[:2] for result in results] == [(0, ""), (0, "0.0\n")]
+
+
+@both_paths
+def test_a_handler_at_exit_may_call_collectives(path):
+    _, results = run("calls_at_exit", path)
+    assert [result[:2] for result in results] == [(0, "8.0\n")] * 2
 
 
 @both_paths

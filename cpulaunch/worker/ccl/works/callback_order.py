@@ -1,7 +1,8 @@
 """The place of a collective that a callback of a future calls: it must not depend on when the callback runs.
 
 A callback runs at once if its future is complete, else in the thread that completes it, which is different in each
-rank. Its collectives come after those that were submitted before the callback was added, and before all others.
+rank. Its collectives come after those that were submitted before the callback was added, and before all others. A
+callback that runs within another one, or is added by it, comes after what that one has called so far.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def callback_place() -> int | None:
     return getattr(_running, "place", None)
 
 
+def set_callback_place(place: int | None) -> None:
+    """Effect: the running callback continues at this place."""
+    _running.place = place
+
+
 def watch_callbacks() -> None:
     """Effect: the callbacks that Python code adds to any future have a place from now on."""
     for name in _METHODS:
@@ -59,10 +65,10 @@ def _placed(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def run(future: Any) -> Any:
         outer = callback_place()
-        _running.place = place
+        _running.place = place if outer is None else max(outer, place)
         try:
             return callback(future)
         finally:
-            _running.place = outer
+            _running.place = None if outer is None else max(outer, _running.place)
 
     return run

@@ -13,10 +13,11 @@ import sys
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import callback_place, submitted
+from cpulaunch.worker.ccl.works.callback_order import callback_place, set_callback_place, submitted
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
@@ -43,6 +44,7 @@ class Executor:
         self._works: deque[CclWork] = deque()
         self.lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._last: Callable[[], CclWork | None] = lambda: None
         self._starting = threading.Lock()
         self._running_thread = self._callback_thread = 0
         self._is_closed = False
@@ -64,6 +66,9 @@ class Executor:
             work.queue.run_work(work)
             return
         work.place = submitted()
+        if place is not None:
+            set_callback_place(work.place)
+        self._last = weakref.ref(work)
         self._works.append(work)
         self._queue.put(None)
         with self._starting:  # Several threads may submit works.
@@ -83,11 +88,14 @@ class Executor:
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
         """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
         outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        place = callback_place()
+        set_callback_place(None)  # Earlier works may finish within a callback.
         self.finished += 1
         try:
             work.finish(error)
         finally:
             self._callback_thread = outer
+            set_callback_place(place)
 
     def _check_not_running(self) -> None:
         if self._running_thread == threading.get_ident():
@@ -164,10 +172,11 @@ class Executor:
         self._queue.put(None)
 
     def drain(self) -> None:
-        """Effect: returns when all works have run, unless they may hang."""
-        if self._thread is not None and not self.may_hang:
-            self.close()
-            self._thread.join()
+        """Effect: returns when all works have run or failed."""
+        last = self._last()
+        if last is not None:
+            with suppress(RuntimeError):
+                last.wait()
 
 
 _started: weakref.WeakSet[Executor] = weakref.WeakSet()
@@ -175,7 +184,7 @@ _started: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 @atexit.register
 def _drain_all() -> None:
-    """Effect: a program that ends without an error first runs the works that it has submitted, as with gloo."""
+    """Effect: a program that ends, but not by an exception, first runs the works that it has submitted."""
     if not hasattr(sys, "last_value"):
         for executor in list(_started):
             executor.drain()

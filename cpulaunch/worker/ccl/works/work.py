@@ -102,7 +102,7 @@ class CclWork(Work):
         self.queue, self._seconds = queue, seconds
         self._finished = threading.Lock()
         self._finished.acquire()
-        self._is_finished = False
+        self._is_finished, self._finisher = False, 0
         self._error: BaseException | None = None
         self._result: Any = None
         self._done: Any = None
@@ -132,16 +132,18 @@ class CclWork(Work):
         return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective: {error}")
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Effect: wakes all waiting threads, and completes the future. `error`: why the work failed, if it did."""
+        """Effect: completes the future, then wakes all waiting threads. `error`: why the work failed, if it did."""
         with _future_lock:
             if self._is_finished:
                 return  # Finished after its timeout.
             self._error = self._error or error
-            self._is_finished = True
+            self._is_finished, self._finisher = True, threading.get_ident()
             future = self._future
-        self._finished.release()
-        if future is not None:
-            self._complete_future()
+        try:
+            if future is not None:
+                self._complete_future()
+        finally:
+            self._finished.release()
         if TORCH_KEEPS_WORKS:
             _release(self)
 
@@ -151,8 +153,11 @@ class CclWork(Work):
         return all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """True, when the collective has finished. Raises: its error; CclError after `timeout`, and it goes on."""
-        if not self._is_finished:
+        """True, when the collective has finished, and the callbacks of its future.
+
+        Raises: its error; CclError after `timeout`, and it goes on.
+        """
+        if self._finished.locked() and self._finisher != threading.get_ident():  # Not in a callback of its own.
             seconds = timeout.total_seconds()
             self.queue.help_with(self, has_own_timeout=seconds > 0)
             self._await(seconds)
