@@ -82,7 +82,8 @@ def running_statistics(module: nn.Module) -> list[tuple[Tensor, Tensor]]:
                     left.append(part)
                 if part.training and isinstance(part, _NormBase):
                     norms.append(part)
-    return [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers(recurse=False)]
+    buffers = [buffer for norm in norms for buffer in norm._buffers.values() if buffer is not None]
+    return [(buffer, buffer.clone()) for buffer in buffers]
 
 
 def restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
