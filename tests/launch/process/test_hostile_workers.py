@@ -106,13 +106,33 @@ def test_a_hostile_worker_ends_within_the_grace_period(launcher, what):
     assert not alive(worker)
 
 
+ADOPTING = """
+    import os, sys
+    from cpulaunch.system.libc import adopt_orphans
+    adopt_orphans()
+    guard = os.fork()
+    if guard == 0:
+        os.execv(sys.argv[1], sys.argv[1:])
+    with open("guard.new", "w") as file:
+        file.write(str(guard))
+    os.rename("guard.new", "guard")
+    try:
+        while True:
+            os.wait()
+    except ChildProcessError:
+        print("all ended")
+"""
+
+
 def test_a_stopped_inner_guard_ends_with_the_killed_launcher(launcher):
-    process = launcher.start(hostile(""), grace_seconds=GRACE, log_dir="logs")
-    worker, pids = launcher.pid("ready"), chain(process.pid)
+    """Where a process of the same session adopts it, the kernel does not continue it. Source: setpgid(2), orphaned."""
+    process = launcher.start(hostile(""), prefix=python(ADOPTING), grace_seconds=GRACE, log_dir="logs")
+    worker, pids = launcher.pid("ready"), chain(launcher.pid("guard"))
     for name in ("guard", "inner"):
         os.kill(pids[name], signal.SIGSTOP)
-    process.kill()
-    eventually(lambda: not any(map(alive, [worker, *pids.values()])), "the end of the inner guard")
+    os.kill(pids["guard"], signal.SIGKILL)
+    assert b"all ended" in process.communicate(timeout=SLACK_SECONDS)[0]
+    assert not any(map(alive, [worker, *pids.values()]))
 
 
 def test_a_worker_that_left_its_group_ends_with_the_killed_launcher(launcher):
