@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.records.host import Host, Throttling
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
 
 @record
@@ -44,8 +44,8 @@ class ReportsBefore:
 
 def check_reports(plan: LaunchPlan) -> ReportsBefore:
     """What its reports need to know. Raises: CpulaunchError if the report or the page cannot be written."""
-    paths = {REPORT: plan.launch.report, PAGE: plan.launch.html}
-    direct = {output: check_path(output, path) for output, path in paths.items() if path is not None and path != "-"}
+    paths = {REPORT: None if plan.launch.report == "-" else plan.launch.report, PAGE: plan.launch.html}
+    direct = {output: check_path(output, path) for output, path in paths.items() if path is not None}
     return ReportsBefore(throttling=throttling(Root()), direct=direct)
 
 
@@ -84,7 +84,7 @@ def finish_watched_launch(
     for line in (*worker_lines(result), *(each.line for each in found)):
         notify(line)
     for output, path in ((REPORT, plan.launch.report), (PAGE, plan.launch.html)):
-        if path is not None and path != "-":
+        if output in before.direct:
             notify(f"{output.name}: {path}")
     return code
 

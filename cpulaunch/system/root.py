@@ -154,7 +154,14 @@ class Root:
         """
         if self.live:
             path = "/" + name.lstrip("/")
-            return os.open(path, READ) if path.startswith(KERNEL) else _open_regular(path, nofollow=0)
+            if path.startswith(KERNEL):
+                return os.open(path, READ)
+            try:
+                return _open_regular(path, nofollow=0)
+            except OSError as error:
+                if error.errno != errno.ESTALE:  # On NFS: another host has replaced what was looked up.
+                    raise
+            return _open_regular(path, nofollow=0)
         directory, _, base = name.rpartition("/")
         if base not in ("", ".", ".."):
             try:

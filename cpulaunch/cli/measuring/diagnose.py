@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.command_line import CommandLine
     from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
 COMMAND = command_named("diagnose")
 NOT_LAUNCHED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})

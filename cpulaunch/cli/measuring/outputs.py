@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cpulaunch.plots.picture import PictureKind
     from cpulaunch.records.command_line import CommandLine
     from cpulaunch.records.errors import CpulaunchError
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
 NONE: Mapping[str, FileId | None] = MappingProxyType({})
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
 USAGE = "cpulaunch tune [OPTIONS] SCRIPT [ARGS...]"
 OWN = OwnOptions("tune", TUNE)

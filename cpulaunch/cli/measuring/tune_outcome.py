@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cpulaunch.measure.samples import Sample
     from cpulaunch.measure.tuning.outcome.result import TuneResult
     from cpulaunch.measure.tuning.space import Configuration
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
     Json = Mapping[str, Any]
 

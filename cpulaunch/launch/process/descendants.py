@@ -10,6 +10,7 @@ import os
 import signal
 
 from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Seen:
     start: int
 
 
-def process_ids(words: Iterable[str]) -> list[int]:
+def process_ids(words: Iterable[str | bytes]) -> list[int]:
     """Those of the words that can be process ids: a worker of root may have put anything in place of /proc."""
     return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS and int(word)]
 
@@ -97,8 +98,7 @@ def _processes() -> dict[int, Seen]:
 def _look_at(pid: int) -> Seen | None:
     """What is known of the process; None if it is gone. Its name may hold any character, even ")"."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         return Seen(int(fields[PARENT]), int(fields[START]))
     except (OSError, IndexError, ValueError):
         return None

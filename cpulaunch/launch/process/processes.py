@@ -9,6 +9,7 @@ import time
 
 from cpulaunch.launch.process.descendants import kill_descendants, process_ids
 from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
 from cpulaunch.system.libc import is_linux
 
@@ -95,12 +96,11 @@ def _listed_children() -> frozenset[int]:
 
     Source: proc(5), /proc/PID/task/TID/children: it may lack some while others end.
     """
-    pids: list[str] = []
+    pids: list[bytes] = []
     try:
         for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children") as file:
-                pids += file.read().split()
-    except (OSError, ValueError):  # It is no text.
+            pids += read_proc(f"/proc/self/task/{thread}/children").split()
+    except OSError:
         return frozenset()
     return frozenset(process_ids(pids))
 
@@ -274,8 +274,7 @@ def reap_measured(ended: ExitedChild) -> int | None:
 def _stat_field(pid: int, field: int) -> int | None:
     """One field after the process's name, which may hold any character, even ")"; None if the process is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[field])
+        return int(read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()[field])
     except (OSError, IndexError, ValueError):
         return None
 
@@ -339,10 +338,9 @@ def catches(pid: int, number: int) -> bool:
     Read as bytes, as its name may be any. Source: proc_pid_status(5).
     """
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            caught = next(line for line in file if line.startswith(b"SigCgt:"))
-        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, StopIteration, IndexError, ValueError):
+        caught = read_proc(f"/proc/{pid}/status").partition(b"\nSigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    except (OSError, IndexError, ValueError):
         return False
 
 

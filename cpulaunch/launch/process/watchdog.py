@@ -9,6 +9,7 @@ import termios
 import time
 
 from cpulaunch.launch.process.descendants import process_ids
+from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
@@ -64,12 +65,11 @@ class FailureWatch:
             for _ in range(self._guards):
                 pid = self._children_of(pid)[0]
             return self._children_of(pid)
-        except (OSError, IndexError, ValueError):
+        except (OSError, IndexError):
             return []
 
     def _children_of(self, pid: int) -> list[int]:
-        with open(f"{self._proc}/{pid}/task/{pid}/children") as file:
-            return process_ids(file.read().split())
+        return process_ids(read_proc(f"{self._proc}/{pid}/task/{pid}/children").split())
 
     def _failure_of(self, pid: int) -> int | None:
         """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.
@@ -77,13 +77,11 @@ class FailureWatch:
         One that a process traces is not the supervisor's to reap; of one that still has threads, only the first ended.
         """
         try:
-            with open(f"{self._proc}/{pid}/stat", "rb") as file:
-                fields = file.read().rpartition(b")")[2].split()
+            fields = read_proc(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()
             if fields[STATE] != b"Z" or int(fields[GROUP]) != pid or int(fields[THREADS]) > 1:
                 return None
-            with open(f"{self._proc}/{pid}/status", "rb") as file:
-                if b"\nTracerPid:\t0\n" not in file.read():
-                    return None
+            if b"\nTracerPid:\t0\n" not in read_proc(f"{self._proc}/{pid}/status"):
+                return None
             return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
         except (OSError, IndexError, ValueError, OverflowError):
             return None

@@ -156,8 +156,7 @@ class Supervisor:
         self._remove_shared_memory(self._left_memory)
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
-        if self._guard_is_gone:
-            continue_parent(self._parent)  # The inner guard: a worker may have stopped it.
+        continue_parent(self._parent)  # The inner guard: a worker may have stopped it, and killed the outer one.
         signal.set_wakeup_fd(-1)
         for fd in (self._wakeup, self._wakeup_write, *self._starting):
             os.close(fd)

@@ -174,6 +174,8 @@ def _remove_file(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
     except PermissionError:
         try:
+            if hasattr(os, "O_PATH"):
+                os.close(open_here(name, folder=folder))  # Raises for a mount, which is not asked anything.
             fd = open_regular(name, folder=folder)
         except OSError:
             return

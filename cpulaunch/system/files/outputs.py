@@ -11,7 +11,7 @@ from cpulaunch.system.files.writing import check_output, write_output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from cpulaunch.system.files.writing import FileId
+    from cpulaunch.system.files.special import FileId
 
 
 @record

@@ -9,6 +9,8 @@ import errno
 import os
 import stat
 
+MAX_PROC = 1 << 24
+
 
 def open_regular(name: str, *, folder: int | None = None, links: bool = False) -> int:
     """A descriptor for reading a regular file, opened without following a link, unless `links` are to be followed.
@@ -16,6 +18,15 @@ def open_regular(name: str, *, folder: int | None = None, links: bool = False) -
     Nothing else is opened, except by O_PATH: the open of a device may have effects. Without O_NONBLOCK, that of a named
     pipe would wait for its writer. Raises: OSError.
     """
+    try:
+        return _open_regular(name, folder, links)
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # On NFS: another host has replaced what was looked up.
+            raise
+    return _open_regular(name, folder, links)
+
+
+def _open_regular(name: str, folder: int | None, links: bool) -> int:
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     named = 0 if links else os.O_NOFOLLOW
     found = os.open(name, getattr(os, "O_PATH", flags) | os.O_CLOEXEC | named, dir_fd=folder)
@@ -73,6 +84,18 @@ def reopen(found: int, flags: int, name: str, *, folder: int | None, named: int)
         return os.open(f"/proc/self/fd/{found}", flags)
     except FileNotFoundError:
         return os.open(name, flags | named, dir_fd=folder)
+
+
+def read_proc(path: str) -> bytes:
+    """The content of a file in /proc, at most 16 MiB. Raises: OSError.
+
+    A worker of root may have put a pipe in its place, or a file without end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        return read_from(fd, MAX_PROC)
+    finally:
+        os.close(fd)
 
 
 def read_start(name: str, *, max_bytes: int, folder: int | None = None) -> bytes:

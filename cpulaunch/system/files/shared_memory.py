@@ -15,7 +15,7 @@ import time
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
-from cpulaunch.system.files.reading import open_here, reopen
+from cpulaunch.system.files.reading import open_here, read_proc, reopen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def _owner(name: str) -> str | None:
 def started_at(pid: int) -> float:
     """When a process started, in Unix seconds; 0 without /proc. Source: proc(5), /proc/pid/stat, starttime."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            seconds = int(file.read().rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        seconds = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, OverflowError):
         return 0.0
     now = time.time()  # noqa: TID251 - compared with the times of files

@@ -21,14 +21,13 @@ from cpulaunch.system.files.paths import (
     is_trusted_in,
     locate,
 )
+from cpulaunch.system.files.special import file_id, keep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias
 
-    FileId: TypeAlias = tuple[int, int]
-    """Device and inode."""
+    from cpulaunch.system.files.special import FileId
 
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Nothing is waited for: without O_NONBLOCK, the open of a named pipe would wait for its reader."""
@@ -204,7 +203,7 @@ def _open_special(place: Place, wanted: FileId | bool) -> int | None:
 
 
 def _is_allowed_special(status: os.stat_result, place: Place, wanted: FileId | bool = True) -> bool:
-    if wanted not in (True, (status.st_dev, status.st_ino)):
+    if wanted not in (True, file_id(status)):
         return False
     if place.is_proc:
         return True
@@ -237,8 +236,8 @@ def check_output(path: str) -> FileId | None:
             _check_replaceable(status, place)
             return None
         if PATH_ONLY and not place.is_proc:
-            status = os.fstat(os.open(place.name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder))
-        return status.st_dev, status.st_ino
+            status = keep(place.name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, folder=place.folder)
+        return file_id(status)
     finally:
         os.close(place.folder)
 

@@ -57,14 +57,13 @@ def test_children_and_their_children_are_killed_and_no_others():
 
 
 GARBAGE = """
-    import os, signal
+    import os, pathlib, signal
     from cpulaunch.launch.process.descendants import kill_descendants
     from cpulaunch.launch.process.processes import kill_children
     from cpulaunch.launch.process.watchdog import FailureWatch
     def put(path, content):
         os.makedirs(os.path.dirname(path))
-        with open(path, "wb") as file:
-            file.write(content)
+        pathlib.Path(path).write_bytes(content)
     own = os.getpid()
     child = os.fork()
     if child == 0:
@@ -83,6 +82,14 @@ GARBAGE = """
     except ChildProcessError:
         print("all ended")
 """
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["os.mkfifo(path)", "os.symlink('/dev/zero', path)"], ids=["pipe", "endless"])
+def test_no_pipe_or_endless_file_in_place_of_one_of_proc_is_waited_for(namespaces, kind):
+    code = GARBAGE.replace("CONTENT", "b''").replace("pathlib.Path(path).write_bytes(content)", kind)
+    done = subprocess.run([*WITHOUT_PROC, *python(code)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("None\nall ended\n", "")
 
 
 @pytest.mark.root

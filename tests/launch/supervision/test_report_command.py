@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -178,6 +179,42 @@ def test_a_pipe_in_place_of_the_one_that_was_there_before_is_replaced(cpulaunch,
     (tmp_path / "job.py").write_text(f"import os; {code}\n")
     assert cpulaunch("--report", "pipe", "job.py", timeout=60).returncode == 0
     assert json_output.read("report", (tmp_path / "pipe").read_text())["exit_code"] == 0
+
+
+@pytest.mark.parametrize("place", ["pipe", "/dev/null"])
+def test_a_report_takes_the_place_of_no_closed_descriptor(cpulaunch, tmp_path, place):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "job.py").write_text("import sys; print('x' * 100000); sys.exit(4 if sys.stdin.read() else 0)\n")
+
+    def closed():
+        os.closerange(0, 2)
+
+    reader = subprocess.Popen(["/bin/cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE, text=True)
+    try:
+        result = cpulaunch("--report", place, *TWO, "job.py", preexec_fn=closed)
+        assert result.returncode == 0, result.stderr
+        if place == "pipe":
+            assert json_output.read("report", reader.communicate(timeout=60)[0])["exit_code"] == 0
+    finally:
+        reader.kill()
+        reader.communicate()
+
+
+def test_a_page_may_be_named_as_standard_output_is(cpulaunch, tmp_path):
+    assert cpulaunch("--report", "-", "--html", "-", "job.py").returncode == 0
+    assert (tmp_path / "-").read_text().startswith("<!doctype html>")
+
+
+def test_a_device_is_known_by_its_number(tmp_path):
+    try:
+        os.mknod(tmp_path / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("not allowed to make a device")
+    before = check_path(REPORT, str(tmp_path / "null"))
+    os.mknod(tmp_path / "new", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    os.replace(tmp_path / "new", tmp_path / "null")
+    assert save_output(REPORT, str(tmp_path / "null"), "{}", direct=before) is None
+    assert (tmp_path / "null").is_char_device()
 
 
 @pytest.mark.torch

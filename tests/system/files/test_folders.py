@@ -195,6 +195,23 @@ def test_a_mount_that_never_answers_holds_nothing_up(tmp_path, make):
 
 
 @needs_root
+def test_a_mount_over_a_locked_file_holds_nothing_up(tmp_path):
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run/file"
+    path.touch()
+    if subprocess.run(["chattr", "+i", path], check=False, capture_output=True).returncode:
+        pytest.skip("this file system locks no files")
+    code = f"from cpulaunch.system.files.folders import remove_path; remove_path({str(path.parent)!r}); print('done')"
+    try:
+        said = beside_unanswered(path, code)
+    finally:
+        subprocess.run(["chattr", "-i", path], check=False, capture_output=True)
+    if said is None:
+        pytest.skip("no FUSE here")
+    assert said == "done\n"
+
+
+@needs_root
 def test_a_folder_of_another_user_is_not_removed(strangers):
     as_stranger(lambda: os.mkdir(strangers / "run"))
     (strangers / "run/keep").touch()

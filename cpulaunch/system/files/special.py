@@ -1,0 +1,33 @@
+"""Pipes and devices at the paths of outputs: which they are, so that another one in their place is noticed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    FileId: TypeAlias = tuple[int, int]
+    """Device and inode; of a device, minus its kind, and its number."""
+
+
+def file_id(status: os.stat_result) -> FileId:
+    """What tells special files apart: a device by its number, as its file may be made anew."""
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        return -stat.S_IFMT(status.st_mode), status.st_rdev
+    return status.st_dev, status.st_ino
+
+
+def keep(name: str, flags: int, *, folder: int) -> os.stat_result:
+    """What has this name in the folder. Effect: keeps a descriptor of it, but not that of a closed stdin or stdout.
+
+    While it is kept, no other file gets the same numbers. Raises: OSError.
+    """
+    found = os.open(name, flags, dir_fd=folder)
+    try:
+        return os.fstat(fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 3))
+    finally:
+        os.close(found)
