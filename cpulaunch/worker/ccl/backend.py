@@ -52,7 +52,7 @@ def _leave_all(peers: list[Any]) -> None:
 
 
 def _first_lost(peers: list[Any]) -> tuple[int, int] | None:
-    return peers[0].lost_peer() if peers else None
+    return next((lost for each in list(peers) if (lost := each.lost_peer())), None)
 
 
 class CclGroup(ProcessGroup):

@@ -31,6 +31,7 @@ from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
 from cpulaunch.worker.ccl.wire.reductions import describe_call
+from cpulaunch.worker.ccl.works.executor import drain_first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def join_oneccl(
     ops = CollectiveOps(OnecclPath(communicator, check, size=size), rank=rank, size=size)
     if os.environ.get(TRANSPORT) == "mpi":  # An exiting rank waits in MPI_Finalize; the others must not wait for it.
         atexit.register(ops.path.leave)
+        drain_first()
     if spans_program(size):
         _unlink_shared_memory(ops, size)
     return ops

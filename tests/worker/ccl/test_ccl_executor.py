@@ -321,6 +321,44 @@ def test_a_works_place_does_not_depend_on_when_a_callback_submits_it(callback_is
     assert done == ["between", "hook", "second", "third"]
 
 
+@pytest.mark.parametrize("finished", [0, 1, 3])
+def test_callbacks_of_several_works_keep_the_order_in_which_they_were_added(finished):
+    watch_callbacks()
+    one, done, gates = queue(), [], [threading.Event() for _ in range(3)]
+    works = [one.submit(lambda gate=gate: gate.wait(SECONDS), SECONDS) for gate in gates]
+    for gate, work in list(zip(gates, works, strict=True))[:finished]:
+        gate.set()
+        work.wait(timedelta(seconds=SECONDS))
+    called = []
+    for number, work in enumerate(works):
+
+        def callback(_, number=number):
+            called.append(one.submit(lambda: done.append(number), SECONDS))
+
+        work.get_future().then(callback)
+    for gate in gates:
+        gate.set()
+    for work in works:
+        work.wait()
+    for work in called:
+        work.wait()
+    assert done == [0, 1, 2]
+
+
+def test_a_wait_is_not_ended_by_what_callbacks_take(monkeypatch):
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.05)
+    one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: (1, 1), notify_others=lambda: None)
+    started, gate = threading.Event(), threading.Event()
+    work = one.submit(lambda: started.wait(SECONDS), 0.1)
+    work.get_future().add_done_callback(lambda _: gate.wait(SECONDS))
+    started.set()
+    while not work.is_completed():
+        threading.Event().wait(0.001)
+    threading.Timer(0.5, gate.set).start()
+    assert work.wait()
+    assert one.broken is None
+
+
 def test_callbacks_of_callbacks_keep_their_place():
     watch_callbacks()
     one, done, gate = queue(), [], threading.Event()

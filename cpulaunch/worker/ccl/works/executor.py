@@ -17,7 +17,13 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import callback_place, set_callback_place, submitted
+from cpulaunch.worker.ccl.works.callback_order import (
+    callback_place,
+    finishing,
+    is_finishing,
+    set_callback_place,
+    submitted,
+)
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
@@ -60,13 +66,16 @@ class Executor:
         """
         self._check_not_running()
         place = callback_place()
-        if place is not None and self._callback_thread == threading.get_ident():
-            while self._works and self._works[0].place <= place:
-                self._run_next()
-            work.queue.run_work(work)
+        if self._callback_thread == threading.get_ident():
+            work.place = place or submitted()
+            at = len(self._works)
+            while at and self._works[at - 1].place > work.place:  # Other threads only append: this one holds `lock`.
+                at -= 1
+            self._works.insert(at, work)
+            self._run_works(work)
             return
         work.place = submitted()
-        if place is not None:
+        if place is not None and not is_finishing():
             set_callback_place(work.place)
         self._last = weakref.ref(work)
         self._works.append(work)
@@ -85,17 +94,19 @@ class Executor:
         finally:
             self._running_thread = outer
 
+    def is_running(self) -> bool:
+        """Whether a job is running."""
+        return self._running_thread != 0
+
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
         """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
         outer, self._callback_thread = self._callback_thread, threading.get_ident()
-        place = callback_place()
-        set_callback_place(None)  # Earlier works may finish within a callback.
         self.finished += 1
         try:
-            work.finish(error)
+            with finishing():
+                work.finish(error)
         finally:
             self._callback_thread = outer
-            set_callback_place(place)
 
     def _check_not_running(self) -> None:
         if self._running_thread == threading.get_ident():
@@ -175,7 +186,7 @@ class Executor:
         """Effect: returns when all works have run or failed."""
         last = self._last()
         if last is not None:
-            with suppress(RuntimeError):
+            with suppress(Exception):
                 last.wait()
 
 
@@ -188,6 +199,12 @@ def _drain_all() -> None:
     if not hasattr(sys, "last_value"):
         for executor in list(_started):
             executor.drain()
+
+
+def drain_first() -> None:
+    """Effect: the handlers of atexit registered so far run after the works."""
+    atexit.unregister(_drain_all)
+    atexit.register(_drain_all)
 
 
 class GroupQueue:

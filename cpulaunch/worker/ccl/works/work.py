@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         may_hang: bool
         finished: int
 
+        def is_running(self) -> bool: ...
         def run(self, job: Callable[[], Any]) -> Any: ...
         def watch(self, work: CclWork) -> None: ...
 
@@ -107,7 +108,8 @@ class CclWork(Work):
         self._result: Any = None
         self._done: Any = None
         self._future: Any = None
-        self.place = 0
+        self._has_ended = False
+        self.place = (0, 0)
 
     def run(self) -> None:
         """Effect: runs the collective. `wait` raises its error.
@@ -143,6 +145,7 @@ class CclWork(Work):
             if future is not None:
                 self._complete_future()
         finally:
+            self._has_ended = True
             self._finished.release()
         if TORCH_KEEPS_WORKS:
             _release(self)
@@ -157,7 +160,7 @@ class CclWork(Work):
 
         Raises: its error; CclError after `timeout`, and it goes on.
         """
-        if self._finished.locked() and self._finisher != threading.get_ident():  # Not in a callback of its own.
+        if not self._has_ended and self._finisher != threading.get_ident():  # Not in a callback of its own.
             seconds = timeout.total_seconds()
             self.queue.help_with(self, has_own_timeout=seconds > 0)
             self._await(seconds)
@@ -169,13 +172,14 @@ class CclWork(Work):
     def _await(self, own_seconds: float) -> None:
         executor, polls = self.queue.executor, 0
         limit = own_seconds if own_seconds > 0 else self._seconds if executor.may_hang else math.inf
-        left, finished = limit, executor.finished
-        while not self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))):
+        left, finished, is_mine = limit, executor.finished, False
+        while not (self._has_ended or (is_mine := self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))))):
             left -= POLL_SECONDS
-            if executor.finished != finished and own_seconds <= 0:  # The time of earlier works does not count.
-                left, finished = limit, executor.finished
-            why = self.queue.broken
-            if why is None and (lost := self.queue.lost_peer()):
+            may_fail = not self._is_finished or (executor.may_hang and executor.is_running())  # What a callback calls.
+            if own_seconds <= 0 and (executor.finished != finished or not may_fail):
+                left, finished = limit, executor.finished  # The time of earlier works and of callbacks does not count.
+            why = self.queue.broken if may_fail else None
+            if may_fail and why is None and (lost := self.queue.lost_peer()):
                 polls += 1
                 why = PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective")
                 why = why if polls >= GRACE_POLLS else None
@@ -188,7 +192,8 @@ class CclWork(Work):
                 self.queue.give_up(why)
                 _end_without_unloading()
                 raise why
-        self._finished.release()  # Other threads may wait too.
+        if is_mine:
+            self._finished.release()  # Other threads may wait too.
 
     def is_completed(self) -> bool:
         """Whether the collective has finished, with or without an error."""
