@@ -151,6 +151,10 @@ class CallModes:
         """The number of calls so far that found a capture in preparation elsewhere."""
         return 0 if self.captures is None else self.captures.pending
 
+    def preparing_seconds(self) -> float:
+        """How long captures have taken so far, which have a budget of their own."""
+        return 0.0 if self.captures is None else self.captures.usage.seconds
+
     def is_over(self, module: nn.Module, mode: str) -> bool:
         """Whether the mode has turned out to be impossible for the module."""
         return mode == GRAPH and self.captures.is_finished(module)

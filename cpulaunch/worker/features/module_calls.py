@@ -202,7 +202,8 @@ class CallWrapper:
     def _measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result in the chosen mode, whose duration decides about later calls.
 
-        It includes what the plugin itself does for the call, except for a plain call, for which it soon does nothing.
+        It includes what the plugin itself does for the call, except for a plain call, for which it soon does nothing,
+        and except for a capture.
         """
         try:
             needs_care = self.modes.needs_care(module, args, kwargs)
@@ -215,7 +216,7 @@ class CallWrapper:
         if turn is None:
             return self._unmeasured(unmeasured, module, args, kwargs)
         mode, modes = turn.mode, self.modes
-        progress, waiting = modes.progress(), modes.pending()
+        progress, waiting, preparing = modes.progress(), modes.pending(), modes.preparing_seconds()
         if mode == PLAIN:
             started = _clock()
         try:
@@ -225,7 +226,8 @@ class CallWrapper:
             raise
         now = _clock()
         steady, pending = modes.progress() == progress, modes.pending() != waiting
-        self.chooser.add(turn, now - started, now=now, steady=steady, pending=pending)
+        seconds = max(0.0, now - started - (modes.preparing_seconds() - preparing))
+        self.chooser.add(turn, seconds, now=now, steady=steady, pending=pending)
         if modes.is_over(module, mode):
             self.chooser.remove(module, mode)
         return result

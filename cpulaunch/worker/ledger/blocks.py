@@ -110,10 +110,10 @@ class BlockDecision:
         best = min(map(self.decision.estimate, self.decision.modes))
         return len(periods) > 2 and min(periods) > HOPELESS * best
 
-    def postpone(self, mode: str, seconds: float) -> bool:
-        """As Decision.postpone."""
+    def postpone(self, mode: str, seconds: float) -> None:
+        """Effect: the mode is not sampled for a while."""
         self._block = None
-        return self.decision.postpone(mode, seconds)
+        self.decision.postpone(mode, seconds)
 
     def skip(self, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured."""

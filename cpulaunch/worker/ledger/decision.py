@@ -106,8 +106,7 @@ class Decision:
         self._wait = dict.fromkeys(modes, FIRST_WAIT)
         self._seconds = 0.0
         self._last = ""
-        self._postponed: dict[str, tuple[float, float, float]] = {}
-        """For each mode: when it may be tried again, the next pause, and the duration of its last call, in seconds."""
+        self._postponed: dict[str, tuple[float, float]] = {}
         self._trial: tuple[str, Samples] | None = None
         self._reference = float("inf")
         self._regime_due, self._regime_wait = 0, REGIME_WAIT
@@ -164,20 +163,15 @@ class Decision:
             self.samples[mode].resume()
         self._last = mode
 
-    def postpone(self, mode: str, seconds: float) -> bool:
-        """Whether it was postponed before. Effect: counts a call in the mode, which is not sampled for a while.
-
-        Its preparation goes on elsewhere.
-        """
-        is_repeated = mode in self._postponed
+    def postpone(self, mode: str, seconds: float) -> None:
+        """Effect: the mode is not sampled for a while, as its preparation goes on elsewhere. Counts a call in it."""
         self.calls += 1
         self._seconds += seconds
         self._unsteady[mode] = 0
-        _, pause, _ = self._postponed.get(mode, (0.0, FIRST_PAUSE, 0.0))
-        self._postponed[mode] = (self._seconds + pause, min(2 * pause, LAST_PAUSE), seconds)
+        _, pause = self._postponed.get(mode, (0.0, FIRST_PAUSE))
+        self._postponed[mode] = (self._seconds + pause, min(2 * pause, LAST_PAUSE))
         if self._trial is not None and self._trial[0] == mode:
             self._trial = None
-        return is_repeated
 
     def skip(self, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured."""
@@ -299,21 +293,10 @@ class Decision:
                 continue
             if self._is_postponed(mode):
                 continue
-            if self._is_affordable(mode, own, credit):
+            expected = self._expected(mode, own)
+            if mode in self._postponed or credit >= self._trial_calls(expected) * max(expected - own, NOISE * own):
                 self._trial = (mode, self._new_samples())
                 return
-
-    def _is_affordable(self, mode: str, own: float, credit: float) -> bool:
-        """Whether the credit pays for a trial. `own`: the duration of the chosen mode.
-
-        The first trial of a mode that was postponed is free. Further ones may cost one more call that finds it in
-        preparation.
-        """
-        if mode in self._postponed:
-            _, pause, last = self._postponed[mode]
-            return pause <= 2 * FIRST_PAUSE or last <= own or credit >= last - own
-        expected = self._expected(mode, own)
-        return credit >= self._trial_calls(expected) * max(expected - own, NOISE * own)
 
     def _trial_calls(self, seconds: float) -> int:
         """How many calls show at least that a mode is still slower, if each takes so many seconds."""

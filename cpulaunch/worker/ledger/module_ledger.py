@@ -50,21 +50,22 @@ class ModuleLedger:
         return self._decision(signature, modes, in_blocks).next(self.account.credit())
 
     def postpone(self, signature: Hashable, mode: str, seconds: float) -> None:
-        """Effect: the mode is tried for the signature later, because it is being prepared elsewhere. Counts a call.
-
-        The first such call may have taken longer to begin the preparation, which is no trial.
-        """
-        decision, excess = self.decisions.get(signature), 0.0
-        if decision is not None and decision.postpone(mode, seconds):
-            excess = _excess(decision, mode, seconds)
-        self.account.add(seconds, excess=excess)
+        """Effect: the mode is tried for the signature later, because it is being prepared elsewhere. Counts a call."""
+        self.account.add(seconds)
+        decision = self.decisions.get(signature)
+        if decision is not None:
+            decision.postpone(mode, seconds)
 
     def add(self, signature: Hashable, mode: str, seconds: float, *, steady: bool = True) -> bool:
         """Whether the choice for the signature has changed. Effect: counts a call and its duration, in seconds."""
         decision = self.decisions.get(signature)
         if decision is None:
             return False
-        self.account.add(seconds, excess=_excess(decision, mode, seconds))
+        chosen = decision.chosen
+        excess = 0.0
+        if chosen is not None and mode != chosen and decision.estimate(chosen) < float("inf"):
+            excess = seconds - decision.estimate(chosen)
+        self.account.add(seconds, excess=excess)
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
         self._measured[signature] = self._measured.get(signature, 0.0) + seconds
         return decision.add(mode, seconds, steady=steady)
@@ -155,9 +156,3 @@ class ModuleLedger:
             if isinstance(decision, kind) and 0 < (own := decision.estimate(decision.chosen or "")) < float("inf")
         ]
         return min((ratio for ratio in ratios if ratio < float("inf")), default=0.0)
-
-
-def _excess(decision: AnyDecision, mode: str, seconds: float) -> float:
-    """Seconds by which a call in a mode exceeded one in the chosen mode, as far as that is known."""
-    own = decision.estimate(decision.chosen or "")
-    return seconds - own if mode != decision.chosen and own < float("inf") else 0.0

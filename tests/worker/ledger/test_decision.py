@@ -166,25 +166,6 @@ def test_a_postponed_mode_is_tried_later_and_may_win() -> None:
     assert asked.count("graph") > 4000
 
 
-def test_a_mode_in_preparation_for_long_costs_its_share_and_is_used_once_it_is_ready() -> None:
-    """Meanwhile its calls are as slow as autocast is without instructions for bf16."""
-    ledger, lost, seconds, used = ModuleLedger(), [], 0.0, 0
-    while seconds < 600:
-        mode = ledger.next("s", BOTH)
-        is_pending = mode == "graph" and seconds < 500
-        took = 0.3 if is_pending else 0.005 if mode == "graph" else 0.01
-        seconds += took
-        if is_pending:
-            lost.append(took - 0.01)
-            ledger.postpone("s", mode, took)
-        else:
-            used += mode == "graph"
-            ledger.add("s", mode, took)
-    assert sum(lost[2:]) < 0.011 * 500
-    assert ledger.decisions["s"].chosen == "graph"
-    assert used > 0.5 * 100 / 0.005
-
-
 def test_a_regime_change_is_noticed() -> None:
     program = Program(BOTH)
     program.run(200, times(graph=0.5, plain=1.0))
