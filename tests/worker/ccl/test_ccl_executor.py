@@ -345,16 +345,41 @@ def test_callbacks_of_several_works_keep_the_order_in_which_they_were_added(fini
     assert done == [0, 1, 2]
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_callback_that_adds_one_to_another_work_calls_after_it(finished):
+    watch_callbacks()
+    one, done, gates = queue(), [], [threading.Event() for _ in range(2)]
+    first, second = (one.submit(lambda gate=gate: gate.wait(SECONDS), SECONDS) for gate in gates)
+    called = threading.Event()
+
+    def outer(_):
+        second.get_future().then(lambda _: one.submit(lambda: done.append("inner"), SECONDS))
+        one.submit(lambda: done.append("outer"), SECONDS)
+        called.set()
+
+    if finished:
+        for gate in gates:
+            gate.set()
+        second.wait(timedelta(seconds=SECONDS))
+    first.get_future().then(outer)
+    last = one.submit(lambda: done.append("last"), SECONDS)
+    for gate in gates:
+        gate.set()
+    assert called.wait(SECONDS)
+    last.wait()
+    assert done == ["inner", "outer", "last"]
+
+
 def test_a_wait_is_not_ended_by_what_callbacks_take(monkeypatch):
     monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.05)
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: (1, 1), notify_others=lambda: None)
     started, gate = threading.Event(), threading.Event()
-    work = one.submit(lambda: started.wait(SECONDS), 0.1)
+    work = one.submit(lambda: started.wait(SECONDS), 0.5)
     work.get_future().add_done_callback(lambda _: gate.wait(SECONDS))
     started.set()
     while not work.is_completed():
         threading.Event().wait(0.001)
-    threading.Timer(0.5, gate.set).start()
+    threading.Timer(1.5, gate.set).start()
     assert work.wait()
     assert one.broken is None
 

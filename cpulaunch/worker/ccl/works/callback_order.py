@@ -1,8 +1,9 @@
 """The place of a collective that a callback of a future calls: it must not depend on when the callback runs.
 
 A callback runs at once if its future is complete, else in the thread that completes it, which is different in each
-rank. Its collectives come after those that were submitted before the callback was added, and before all others. A
-callback that runs within another one, or is added by it, comes after what that one has called so far.
+rank. Its collectives come after what was called before the callback was added, and before what was called later. Places
+are numbered as sections of a document are: the third callback, added after two calls, has place 3; what it calls, or
+adds, has the places 3.1, 3.2 and so on.
 """
 
 from __future__ import annotations
@@ -19,49 +20,49 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+Place = tuple[int, ...]
+
 _METHODS = ("then", "add_done_callback")
 """The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
-Place = tuple[int, int]
-"""The number of the last collective submitted before, then the number of the callback; 0 for the collective itself."""
-
-_lock = threading.Lock()
-_added = itertools.count(1)
-_submissions = [0]
+_numbers = itertools.count(1)
 _running = threading.local()
 
 
-def submitted() -> Place:
-    """The place of a collective that is submitted now."""
-    with _lock:
-        _submissions[0] += 1
-        return _submissions[0], 0
+class _Callback:
+    """A running callback, and how much it has called or added."""
+
+    __slots__ = ("count", "place")
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.count = place, 0
+
+    def last(self) -> Place:
+        return (*self.place, self.count)
+
+    def next(self) -> Place:
+        self.count += 1
+        return self.last()
 
 
-def callback_place() -> Place | None:
-    """The place of collectives that the running callback calls; None outside callbacks."""
-    return getattr(_running, "place", None)
+def _running_callback() -> _Callback | None:
+    return getattr(_running, "callback", None)
 
 
-def set_callback_place(place: Place | None) -> None:
-    """Effect: the running callback continues at this place."""
-    _running.place = place
-
-
-def is_finishing() -> bool:
-    """Whether this thread finishes a work, in which callbacks run."""
-    return getattr(_running, "finishing", False)
+def next_place() -> Place:
+    """The place of what is called, or added, now."""
+    callback = _running_callback()
+    return (next(_numbers),) if callback is None else callback.next()
 
 
 @contextmanager
 def finishing() -> Iterator[None]:
-    """A context in which this thread finishes a work, perhaps within a callback, whose place is not that of others."""
-    place, was = callback_place(), is_finishing()
-    _running.place, _running.finishing = None, True
+    """A context in which this thread finishes a work, whose callbacks are not called by one that runs around it."""
+    around, _running.callback = _running_callback(), None
     try:
         yield
     finally:
-        _running.place, _running.finishing = place, was
+        _running.callback = around
 
 
 def watch_callbacks() -> None:
@@ -81,16 +82,15 @@ def _placing(plain: Any) -> Any:
 
 
 def _placed(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The callback, with the place of one that is added now."""
-    around = callback_place()
-    place = (_submissions[0] if around is None else around[0], next(_added))
+    """The callback, with the place of one that is added now, or, if another one calls it later, within that one."""
+    added = next_place()
 
     def run(future: Any) -> Any:
-        outer = callback_place()
-        _running.place = place if outer is None else max(outer, place)
+        around = _running_callback()
+        _running.callback = _Callback(added if around is None or added >= around.last() else around.next())
         try:
             return callback(future)
         finally:
-            _running.place = None if outer is None else max(outer, _running.place)
+            _running.callback = around
 
     return run

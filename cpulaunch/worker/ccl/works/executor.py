@@ -17,13 +17,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import (
-    callback_place,
-    finishing,
-    is_finishing,
-    set_callback_place,
-    submitted,
-)
+from cpulaunch.worker.ccl.works.callback_order import finishing, next_place
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
@@ -65,18 +59,14 @@ class Executor:
         Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
         """
         self._check_not_running()
-        place = callback_place()
+        work.place = next_place()
         if self._callback_thread == threading.get_ident():
-            work.place = place or submitted()
             at = len(self._works)
             while at and self._works[at - 1].place > work.place:  # Other threads only append: this one holds `lock`.
                 at -= 1
             self._works.insert(at, work)
             self._run_works(work)
             return
-        work.place = submitted()
-        if place is not None and not is_finishing():
-            set_callback_place(work.place)
         self._last = weakref.ref(work)
         self._works.append(work)
         self._queue.put(None)

@@ -109,7 +109,7 @@ class CclWork(Work):
         self._done: Any = None
         self._future: Any = None
         self._has_ended = False
-        self.place = (0, 0)
+        self.place: tuple[int, ...] = ()
 
     def run(self) -> None:
         """Effect: runs the collective. `wait` raises its error.
