@@ -152,8 +152,8 @@ class CallModes:
         return 0 if self.captures is None else self.captures.pending
 
     def preparing_seconds(self) -> float:
-        """How long captures have taken so far, which have a budget of their own."""
-        return 0.0 if self.captures is None else self.captures.usage.seconds
+        """How long this thread's captures have taken so far, which have a budget of their own."""
+        return 0.0 if self.captures is None else self.captures.own.seconds
 
     def is_over(self, module: nn.Module, mode: str) -> bool:
         """Whether the mode has turned out to be impossible for the module."""

@@ -61,13 +61,19 @@ TOLERATED_SLOWDOWN = 1.05
 """A capture that takes longer than eager execution by more than this factor is not used; noise is below it."""
 
 
+class _Spent(threading.local):
+    """Seconds that one thread has spent on captures."""
+
+    seconds = 0.0
+
+
 class Captures:
     """All captures of a process. `call` is thread-safe; only one thread captures at a time.
 
     `preparations` counts the calls that did more than run a module or a graph: they made, verified or dropped a
     capture, or wait for one; their durations say nothing about later calls. `pending` counts those that found a
     capture in preparation elsewhere, or too early. `seconds_of`: how long all calls of a module have taken, in other
-    modes too.
+    modes too. `own`: what this thread has spent.
     """
 
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
@@ -76,6 +82,7 @@ class Captures:
         self._states: dict[int, ModuleState] = {}
         self._capture_lock = threading.Lock()
         self.usage = Usage(settings)
+        self.own = _Spent()
         self.preparations = 0
         self.pending = 0
         self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
@@ -268,7 +275,9 @@ class Captures:
         try:
             self._capture(state, key, replace(call, seconds=state.shortest(key)), result, weights, eager)
         finally:
-            self.usage.add_seconds(time.perf_counter() - started)
+            spent = time.perf_counter() - started
+            self.usage.add_seconds(spent)
+            self.own.seconds += spent
         return result
 
     def _is_too_early(self, state: ModuleState, key: Key, module: nn.Module) -> bool:

@@ -75,6 +75,25 @@ def test_a_graph_that_pays_is_used(tmp_path: Path, clocked) -> None:
     assert set(clock.ran[-20:]) == {"graph"}
 
 
+def test_the_time_of_a_capture_is_not_that_of_its_call(plugin: Plugin, clocked, monkeypatch) -> None:
+    """Nor is that of another thread's capture."""
+    clock, counted = clocked({"graph": 0.5, "plain": 1.0}), []
+    monkeypatch.setattr(Chooser, "add", lambda self, turn, seconds, **named: counted.append(seconds))
+    run = CallModes.run
+
+    def captures(self, mode, module, args, kwargs):
+        clock.now += 60.0
+        self.captures.own.seconds += 60.0
+        thread = threading.Thread(target=lambda: setattr(self.captures.own, "seconds", 7.0))
+        thread.start()
+        thread.join()
+        return run(self, mode, module, args, kwargs)
+
+    monkeypatch.setattr(CallModes, "run", captures)
+    mlp()(torch.randn(4, 16))
+    assert counted == [0.5]
+
+
 def test_calls_in_every_mode_count_for_a_capture_that_is_too_early(tmp_path: Path, clocked, monkeypatch) -> None:
     monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: spent < 10.0)
     clock = clocked({"graph": 0.5, "plain": 1.0})
