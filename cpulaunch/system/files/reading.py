@@ -69,8 +69,8 @@ def open_here(name: str, *, folder: int, flags: int = 0) -> int:
 def mount_of(fd: int) -> bytes | int:
     """What tells mounts apart; without /proc, file systems. Source: proc_pid_fdinfo(5), mnt_id, Linux 3.15."""
     try:
-        with open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-            return next(line for line in file if line.startswith(b"mnt_id:"))
+        lines = read_proc(f"/proc/self/fdinfo/{fd}").split(b"\n")
+        return next(line for line in lines if line.startswith(b"mnt_id:"))
     except (OSError, StopIteration):
         return os.fstat(fd).st_dev
 
