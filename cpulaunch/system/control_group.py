@@ -226,7 +226,7 @@ def _read(path: str) -> str:
 def _write(path: str, text: str) -> bool:
     """Whether the file took the text."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # A worker of root may have put a pipe there.
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # A worker of root may have put anything there.
     except OSError:
         return False
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from cpulaunch.system.files.reading import read_proc
+
 MOUNTS, USER_MOUNTS = "/proc/self/mountinfo", "/run/mount/utab"
 FUSE = (b"fuse", b"fuseblk")
 
@@ -38,8 +40,7 @@ def _mount_id(fd: int) -> bytes | None:
 def _content(path: str) -> bytes:
     """The content of a file, empty if it is absent. Raises: OSError."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return read_proc(path)
     except FileNotFoundError:
         return b""
 

@@ -370,6 +370,22 @@ def test_a_callback_that_adds_one_to_another_work_calls_after_it(finished):
     assert done == ["inner", "outer", "last"]
 
 
+def test_a_callback_of_a_future_of_the_program_does_not_change_the_order_of_others():
+    watch_callbacks()
+    one, done, gates = queue(), [], [threading.Event() for _ in range(2)]
+    first = one.submit(lambda: gates[0].wait(SECONDS), SECONDS)
+    hooked, own = first.get_future(), torch.futures.Future()
+    own.then(lambda _: one.submit(lambda: done.append("own"), SECONDS))
+    hooked.then(lambda _: one.submit(lambda: done.append("first"), SECONDS))
+    one.submit(lambda: (gates[1].wait(SECONDS), done.append("second")), SECONDS)
+    own.set_result(None)
+    last = one.submit(lambda: done.append("last"), SECONDS)
+    for gate in gates:
+        gate.set()
+    last.wait()
+    assert done == ["first", "second", "own", "last"]
+
+
 def test_a_wait_is_not_ended_by_what_callbacks_take(monkeypatch):
     monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.05)
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: (1, 1), notify_others=lambda: None)

@@ -61,9 +61,9 @@ class Executor:
         self._check_not_running()
         work.place = next_place()
         if self._callback_thread == threading.get_ident():
-            at = len(self._works)
-            while at and self._works[at - 1].place > work.place:  # Other threads only append: this one holds `lock`.
-                at -= 1
+            at = 0  # Other threads only append, and not always in order; this one holds `lock`.
+            while at < len(self._works) and self._works[at].place <= work.place:
+                at += 1
             self._works.insert(at, work)
             self._run_works(work)
             return
