@@ -159,6 +159,26 @@ def test_works_that_may_hang_run_in_the_thread_only():
     assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_callback_may_wait_for_the_future_of_a_later_work(collected):
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    later = one.submit(lambda: done.append("later"), SECONDS).get_future()
+
+    def callback(_):
+        (torch.futures.collect_all([later]) if collected else later).wait()
+        done.append("waited")
+
+    chained = first.get_future().then(callback)
+    gate.set()
+    deadline = threading.Timer(SECONDS, os._exit, [1])
+    deadline.start()
+    chained.wait()
+    deadline.cancel()
+    assert done == ["later", "waited"]
+
+
 def test_a_callback_in_the_waiting_thread_may_wait_for_works():
     one, done = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None), []
     one.executor._thread = threading.current_thread()  # No thread of its own: the waiting thread must run all works.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from contextlib import contextmanager
 from functools import wraps
 
@@ -25,6 +26,7 @@ Place = tuple[int, ...]
 _METHODS = ("then", "add_done_callback")
 """The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
+PAUSE_SECONDS = 0.001
 _numbers = itertools.count(1)
 _running = threading.local()
 
@@ -55,22 +57,43 @@ def next_place() -> Place:
     return (next(_numbers),) if callback is None else callback.next()
 
 
+def _helpers() -> tuple[Callable[[], bool], ...]:
+    found: tuple[Callable[[], bool], ...] = getattr(_running, "helpers", ())
+    return found
+
+
 @contextmanager
-def finishing() -> Iterator[None]:
-    """A context in which this thread finishes a work, whose callbacks are not called by one that runs around it."""
-    around, _running.callback = _running_callback(), None
+def finishing(run_next: Callable[[], bool]) -> Iterator[None]:
+    """A context in which this thread finishes a work, whose callbacks are not called by one that runs around it.
+
+    A callback that waits for a future runs the works on which that may depend: `run_next` runs one, if there is one.
+    """
+    around, helpers = _running_callback(), _helpers()
+    _running.callback, _running.helpers = None, (*helpers, run_next)
     try:
         yield
     finally:
-        _running.callback = around
+        _running.callback, _running.helpers = around, helpers
 
 
 def watch_callbacks() -> None:
-    """Effect: the callbacks that Python code adds to any future have a place from now on."""
-    for name in _METHODS:
-        plain = getattr(torch._C.Future, name)
-        if not hasattr(plain, "__wrapped__"):
-            setattr(torch._C.Future, name, _placing(plain))
+    """Effect: the callbacks that Python code adds to any future have a place from now on, and may wait for futures."""
+    future: Any = torch._C.Future
+    if not hasattr(future.wait, "__wrapped__"):
+        future.wait = _helping(future.wait)
+        for name in _METHODS:
+            setattr(future, name, _placing(getattr(future, name)))
+
+
+def _helping(plain: Any) -> Any:
+    @wraps(plain)
+    def wait(future: Any) -> Any:
+        while (helpers := _helpers()) and not future.done():
+            if not any(run_next() for run_next in reversed(helpers)):
+                time.sleep(PAUSE_SECONDS)  # A work that another thread is about to submit, or not a work at all.
+        return plain(future)
+
+    return wait
 
 
 def _placing(plain: Any) -> Any:

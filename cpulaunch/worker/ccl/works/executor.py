@@ -93,7 +93,7 @@ class Executor:
         outer, self._callback_thread = self._callback_thread, threading.get_ident()
         self.finished += 1
         try:
-            with finishing():
+            with finishing(self._run_one):
                 work.finish(error)
         finally:
             self._callback_thread = outer
@@ -158,6 +158,13 @@ class Executor:
         """Effect: runs the queued works, up to `until` if given. The calling thread holds `lock`."""
         while self._works and not (until is not None and until.is_completed()):
             self._run_next()
+
+    def _run_one(self) -> bool:
+        """Whether there was a work. Effect: runs it. The calling thread holds `lock`."""
+        is_work = bool(self._works)
+        if is_work:
+            self._run_next()
+        return is_work
 
     def _run_next(self) -> None:
         work = self._works.popleft()
