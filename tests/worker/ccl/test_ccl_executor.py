@@ -179,6 +179,49 @@ def test_a_callback_may_wait_for_the_future_of_a_later_work(collected):
     assert done == ["later", "waited"]
 
 
+def test_callbacks_may_call_more_in_a_chain_as_long_as_they_like():
+    watch_callbacks()
+    one, done, left = queue(), threading.Event(), iter(range(2000))
+
+    def step(_):
+        if next(left, None) is None:
+            done.set()
+        else:
+            one.submit(lambda: None, SECONDS).get_future().add_done_callback(step)
+
+    step(None)
+    assert done.wait(SECONDS)
+
+
+def test_callbacks_of_many_works_may_call_more():
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(200)]
+    called = []
+    for number, work in enumerate(works):
+
+        def callback(_, number=number):
+            return called.append(one.submit(lambda: done.append(number), SECONDS))
+
+        work.get_future().add_done_callback(callback)
+    gate.set()
+    works[-1].wait()
+    called[-1].wait()
+    assert done == list(range(200))
+
+
+def test_callbacks_of_one_future_call_in_the_order_in_which_they_were_added():
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    future = one.submit(lambda: gate.wait(SECONDS), SECONDS).get_future()
+    derived = future.then(lambda _: None)
+    future.add_done_callback(lambda _: one.submit(lambda: done.append("first"), SECONDS))
+    derived.add_done_callback(lambda _: one.submit(lambda: done.append("second"), SECONDS))
+    gate.set()
+    one.submit(lambda: None, SECONDS).wait()
+    assert done == ["first", "second"]
+
+
 def test_a_callback_in_the_waiting_thread_may_wait_for_works():
     one, done = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: None), []
     one.executor._thread = threading.current_thread()  # No thread of its own: the waiting thread must run all works.

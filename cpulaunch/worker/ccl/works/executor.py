@@ -54,27 +54,36 @@ class Executor:
         return not self._works and self.lock.acquire(blocking=False)
 
     def submit(self, work: CclWork) -> None:
-        """Effect: the work runs after all earlier ones. One that a callback submits may have run on return.
+        """Effect: the work runs after all earlier ones; one that a callback submits, before those submitted later.
 
         Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
         """
         self._check_not_running()
-        work.place = next_place()
+        work.place, is_last = next_place(), True
         if self._callback_thread == threading.get_ident():
-            at = 0  # Other threads only append, and not always in order; this one holds `lock`.
-            while at < len(self._works) and self._works[at].place <= work.place:
-                at += 1
-            self._works.insert(at, work)
-            self._run_works(work)
-            return
-        self._last = weakref.ref(work)
-        self._works.append(work)
+            is_last = self._insert(work)
+        else:
+            self._works.append(work)
+        if is_last:
+            self._last = weakref.ref(work)
         self._queue.put(None)
         with self._starting:  # Several threads may submit works.
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
                 self._thread.start()
                 _started.add(self)
+
+    def _insert(self, work: CclWork) -> bool:
+        """Whether the work is the last one. Effect: queues what a callback calls at its place.
+
+        The calling thread holds `lock`, so that others only append works, and these not always in order.
+        """
+        at = 0
+        while at < len(self._works) and self._works[at].place <= work.place:
+            at += 1
+        is_last = at == len(self._works)
+        self._works.insert(at, work)
+        return is_last
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
