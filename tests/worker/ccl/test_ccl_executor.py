@@ -179,6 +179,39 @@ def test_a_callback_may_wait_for_the_future_of_a_later_work(collected):
     assert done == ["later", "waited"]
 
 
+def test_works_are_drained_with_what_their_callbacks_call():
+    watch_callbacks()
+    one, done, left = queue(), [], iter(range(5))
+
+    def step(_):
+        if next(left, None) is not None:
+            one.submit(lambda: threading.Event().wait(0.01), SECONDS).get_future().add_done_callback(step)
+        else:
+            done.append(True)
+
+    one.submit(lambda: None, SECONDS).get_future().add_done_callback(step)
+    one.executor.drain()
+    assert done == [True]
+
+
+def test_a_callback_that_waits_runs_nothing_that_comes_later():
+    """In other ranks what comes later may not be called yet."""
+    watch_callbacks()
+    one, other, done, gates = queue(), queue(), [], [threading.Event() for _ in range(2)]
+    first = one.submit(lambda: gates[0].wait(SECONDS), SECONDS)
+
+    def callback(_):
+        other.submit(lambda: gates[1].wait(SECONDS), SECONDS).get_future().wait()
+        one.submit(lambda: done.append("callback"), SECONDS)
+
+    first.get_future().add_done_callback(callback)
+    later = one.submit(lambda: done.append("later"), SECONDS)
+    gates[0].set()
+    threading.Timer(0.1, gates[1].set).start()
+    later.wait()
+    assert done == ["callback", "later"]
+
+
 def test_callbacks_may_call_more_in_a_chain_as_long_as_they_like():
     watch_callbacks()
     one, done, left = queue(), threading.Event(), iter(range(2000))

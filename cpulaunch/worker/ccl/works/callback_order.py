@@ -57,16 +57,17 @@ def next_place() -> Place:
     return (next(_numbers),) if callback is None else callback.next()
 
 
-def _helpers() -> tuple[Callable[[], bool], ...]:
-    found: tuple[Callable[[], bool], ...] = getattr(_running, "helpers", ())
+def _helpers() -> tuple[Callable[[Place | None], bool], ...]:
+    found: tuple[Callable[[Place | None], bool], ...] = getattr(_running, "helpers", ())
     return found
 
 
 @contextmanager
-def finishing(run_next: Callable[[], bool]) -> Iterator[None]:
+def finishing(run_next: Callable[[Place | None], bool]) -> Iterator[None]:
     """A context in which this thread finishes a work, whose callbacks are not called by one that runs around it.
 
-    A callback that waits for a future runs the works on which that may depend: `run_next` runs one, if there is one.
+    A callback that waits for a future runs the works that come before what it calls next: `run_next` runs one, if there
+    is one. No others, because these may come later in other ranks.
     """
     around, helpers = _running_callback(), _helpers()
     _running.callback, _running.helpers = None, (*helpers, run_next)
@@ -89,7 +90,9 @@ def _helping(plain: Any) -> Any:
     @wraps(plain)
     def wait(future: Any) -> Any:
         while (helpers := _helpers()) and not future.done():
-            if not any(run_next() for run_next in reversed(helpers)):
+            callback = _running_callback()
+            before = None if callback is None else (*callback.place, callback.count + 1)
+            if not any(run_next(before) for run_next in reversed(helpers)):
                 time.sleep(PAUSE_SECONDS)  # A work that another thread is about to submit, or not a work at all.
         return plain(future)
 

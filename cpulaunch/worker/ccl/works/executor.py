@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from cpulaunch.worker.ccl.works.callback_order import Place
+
 
 class Executor:
     """Runs submitted works in order, in a thread of its own or in a thread that waits for one of them.
@@ -51,7 +53,12 @@ class Executor:
 
     def try_acquire(self) -> bool:
         """Whether the calling thread may run the next work itself; it must then release `lock`."""
-        return not self._works and self.lock.acquire(blocking=False)
+        if self._works or not self.lock.acquire(blocking=False):
+            return False
+        if self._works:  # Called by a callback meanwhile.
+            self.lock.release()
+            return False
+        return True
 
     def submit(self, work: CclWork) -> None:
         """Effect: the work runs after all earlier ones; one that a callback submits, before those submitted later.
@@ -168,9 +175,9 @@ class Executor:
         while self._works and not (until is not None and until.is_completed()):
             self._run_next()
 
-    def _run_one(self) -> bool:
-        """Whether there was a work. Effect: runs it. The calling thread holds `lock`."""
-        is_work = bool(self._works)
+    def _run_one(self, before: Place | None) -> bool:
+        """Whether there was a work at an earlier place. Effect: runs it. The calling thread holds `lock`."""
+        is_work = bool(self._works) and (before is None or self._works[0].place < before)
         if is_work:
             self._run_next()
         return is_work
@@ -190,10 +197,16 @@ class Executor:
 
     def drain(self) -> None:
         """Effect: returns when all works have run or failed."""
-        last = self._last()
-        if last is not None:
+        waited = None
+        while (last := self._newest()) is not None and last is not waited:  # Callbacks may call more.
             with suppress(Exception):
                 last.wait()
+            waited = last
+
+    def _newest(self) -> CclWork | None:
+        with suppress(IndexError):
+            return self._works[-1]
+        return self._last()
 
 
 _started: weakref.WeakSet[Executor] = weakref.WeakSet()
