@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 
@@ -26,6 +25,8 @@ def keep(name: str, flags: int, *, folder: int) -> os.stat_result:
 
     While it is kept, no other file gets the same numbers. Raises: OSError.
     """
+    import fcntl  # Some systems have none, nor O_PATH.
+
     found = os.open(name, flags, dir_fd=folder)
     try:
         return os.fstat(fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, 3))
