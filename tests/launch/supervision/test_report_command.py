@@ -21,8 +21,8 @@ def cpulaunch(tmp_path):
         "sys.exit(int(sys.argv[1]) if sys.argv[1:] else 0)\n"
     )
 
-    def run(*arguments, **options):
-        argv = [sys.executable, "-m", "cpulaunch", *arguments]
+    def run(*arguments, prefix=(), **options):
+        argv = [*prefix, sys.executable, "-m", "cpulaunch", *arguments]
         environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
         result = subprocess.run(
             argv, env=environ, cwd=tmp_path, **{"capture_output": True, "text": True, "timeout": 120} | options
@@ -186,12 +186,9 @@ def test_a_report_takes_the_place_of_no_closed_descriptor(cpulaunch, tmp_path, p
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "job.py").write_text("import sys; print('x' * 100000); sys.exit(4 if sys.stdin.read() else 0)\n")
 
-    def closed():
-        os.closerange(0, 2)
-
     reader = subprocess.Popen(["/bin/cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE, text=True)
     try:
-        result = cpulaunch("--report", place, *TWO, "job.py", preexec_fn=closed)
+        result = cpulaunch("--report", place, *TWO, "job.py", prefix=["/bin/sh", "-c", 'exec "$@" <&- >&-', "sh"])
         assert result.returncode == 0, result.stderr
         if place == "pipe":
             assert json_output.read("report", reader.communicate(timeout=60)[0])["exit_code"] == 0

@@ -40,6 +40,11 @@ def same(mine, theirs):
     torch.testing.assert_close(mine, theirs)
 
 
+def come_later(is_late, seconds=0.1):
+    """Effect: this rank comes later than the others, if it is to: nothing tells it that they have come and wait."""
+    time.sleep(seconds * is_late)
+
+
 def add_reductions():
     for (name, operation), dtype in itertools.product(OPERATIONS.items(), (*FLOATS, *INTEGERS)):
 
@@ -198,29 +203,15 @@ def the_profiler_shows_collectives(gloo):
 def callbacks_keep_the_order_of_works(gloo):
     """The callback's all-reduce comes last on every rank, whenever its rank reaches it."""
     size, rank = dist.get_world_size(), dist.get_rank()
-    for late in range(size):
+    for late, asks_first in itertools.product(range(size), (False, True)):
         a, b, c = torch.ones(8), torch.full((8,), 10.0 * (1 + rank)), torch.full((8,), 100.0 * (1 + rank))
         first = dist.all_reduce(a, async_op=True)
+        future = first.get_future() if asks_first else None
         second = dist.all_reduce(b, async_op=True)
-        time.sleep(0.1 * (rank == late))
-        third = first.get_future().then(lambda _, c=c: dist.all_reduce(c, async_op=True)).wait()
+        come_later(rank == late)
+        future = first.get_future() if future is None else future
+        third = future.then(lambda _, c=c: dist.all_reduce(c, async_op=True)).wait()
         third.wait()
-        second.wait()
-        total = size * (size + 1) / 2
-        same(b, torch.full((8,), 10 * total))
-        same(c, torch.full((8,), 100 * total))
-
-
-@check
-def callbacks_come_after_what_was_called_before_they_were_added(gloo):
-    size, rank = dist.get_world_size(), dist.get_rank()
-    for late in range(size):
-        b, c = (torch.full((8,), each * (1 + rank)) for each in (10.0, 100.0))
-        time.sleep(0.1 * (rank == late))
-        future = dist.all_reduce(torch.ones(8), async_op=True).get_future()
-        second = dist.all_reduce(b, async_op=True)
-        time.sleep(0.1 * (rank == late))
-        future.then(lambda _, c=c: dist.all_reduce(c, async_op=True)).wait().wait()
         second.wait()
         total = size * (size + 1) / 2
         same(b, torch.full((8,), 10 * total))
@@ -242,9 +233,9 @@ def callbacks_within_callbacks_keep_the_order_of_calls(gloo):
             dist.all_reduce(y, async_op=True)
             work.get_future().then(last)
 
-        time.sleep(0.1 * (rank == late))
+        come_later(rank == late)
         work = dist.all_reduce(torch.ones(4), async_op=True)
-        time.sleep(0.1 * (rank == late))
+        come_later(rank == late)
         work.get_future().then(first)
         assert done.wait(60)
         dist.barrier()
@@ -263,10 +254,10 @@ def a_callback_of_another_future_keeps_the_order_of_calls(gloo):
             dist.all_reduce(c, async_op=True).get_future().then(lambda _: done.set())
 
         future.then(called)
-        time.sleep(0.1 * (rank == late))
+        come_later(rank == late)
         work = dist.all_reduce(a, async_op=True)
         dist.all_reduce(b, async_op=True)
-        time.sleep(0.1 * (rank == late))
+        come_later(rank == late)
         work.get_future().then(lambda _, future=future: future.set_result(1))
         assert done.wait(60)
         dist.barrier()
@@ -293,7 +284,7 @@ def a_call_may_wait_longer_than_the_group(gloo):
     for asynchronous in (False, True):
         if hasattr(options, "asyncOp"):
             options.asyncOp = asynchronous
-        time.sleep(2 * (dist.get_rank() == 0))
+        come_later(dist.get_rank() == 0, seconds=2)
         group.barrier(options).wait()
     dist.all_reduce(torch.ones(1), group=group)
 
@@ -301,7 +292,7 @@ def a_call_may_wait_longer_than_the_group(gloo):
 @check
 def a_wait_may_time_out_and_be_repeated(gloo):
     tensor = torch.ones(3)
-    time.sleep(0.5 * (dist.get_rank() == 0))
+    come_later(dist.get_rank() == 0, seconds=0.5)
     work, waits = dist.all_reduce(tensor, async_op=True), 0
     while True:
         waits += 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from contextlib import contextmanager
 from functools import wraps
 
@@ -26,7 +25,6 @@ Place = tuple[int, ...]
 _METHODS = ("then", "add_done_callback")
 """The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
-PAUSE_SECONDS = 0.001
 _numbers = itertools.count(1)
 _running = threading.local()
 
@@ -89,11 +87,10 @@ def watch_callbacks() -> None:
 def _helping(plain: Any) -> Any:
     @wraps(plain)
     def wait(future: Any) -> Any:
-        while (helpers := _helpers()) and not future.done():
-            callback = _running_callback()
-            before = None if callback is None else (*callback.place, callback.count + 1)
-            if not any(run_next(before) for run_next in reversed(helpers)):
-                time.sleep(PAUSE_SECONDS)  # A work that another thread is about to submit, or not a work at all.
+        callback, helpers = _running_callback(), _helpers()
+        before = None if callback is None else (*callback.place, callback.count + 1)
+        while helpers and not future.done() and any(run_next(before) for run_next in reversed(helpers)):
+            pass  # Nothing comes before later, so then the future depends on other threads.
         return plain(future)
 
     return wait
