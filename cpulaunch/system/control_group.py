@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from cpulaunch.system.files.reading import read_proc
+
 MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where systemd mounts version 2: alone, or beside version 1."""
 
@@ -217,9 +219,8 @@ class LaunchCgroup:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
-            return file.read()
-    except (OSError, ValueError):
+        return os.fsdecode(read_proc(path))
+    except OSError:
         return ""
 
 

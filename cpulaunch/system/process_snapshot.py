@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,9 +22,9 @@ OPENMP = {"libgomp": "gnu", "libiomp5": "intel", "libomp": "llvm", "libomp5": "l
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 COMMAND_LETTERS = 1000
 MAX_COMMAND = 1 << 16
-"""Letters read of a command line. It may be gigabytes: a process decides where its own lies (prctl, PR_SET_MM)."""
-MAX_LETTERS = 1 << 23
-"""Letters read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux,
+"""Bytes read of a command line. It may be gigabytes: a process decides where its own lies (prctl, PR_SET_MM)."""
+MAX_BYTES = 1 << 23
+"""Bytes read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux,
 most of them anonymous."""
 
 
@@ -150,13 +151,12 @@ def _number(text: str | None) -> int:
 
 def _lines(path: str) -> list[str]:
     """The lines of a file, which end at "\\n" alone: a name in it may hold what else Python takes for an end."""
-    return _read(path, MAX_LETTERS).split("\n")
+    return _read(path, MAX_BYTES).split("\n")
 
 
-def _read(path: str, max_letters: int) -> str:
+def _read(path: str, max_bytes: int) -> str:
     """The text at the start of a file; empty if it is absent, may not be read, or its process ends (ESRCH)."""
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-            return file.read(max_letters)
+        return read_proc(path, max_bytes=max_bytes).decode(errors="replace")
     except OSError:
         return ""

@@ -177,3 +177,11 @@ def test_this_process_sees_itself():
     assert seen["pid"] == os.getpid()
     assert sum(group["count"] for group in seen["threads"]) >= 4
     assert seen["peak_memory_bytes"] >= seen["rss_bytes"] > 0
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(proc):
+    for name in ("status", "cmdline", "maps", "numa_maps"):
+        (proc / "42" / name).unlink()
+        os.mkfifo(proc / "42" / name)
+    found = snapshot(42, proc=str(proc))
+    assert (found["command"], found["rss_bytes"], found["openmp"], found["pages"]) == ("", None, [], {})

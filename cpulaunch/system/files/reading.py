@@ -86,14 +86,14 @@ def reopen(found: int, flags: int, name: str, *, folder: int | None, named: int)
         return os.open(name, flags | named, dir_fd=folder)
 
 
-def read_proc(path: str) -> bytes:
-    """The content of a file in /proc, at most 16 MiB. Raises: OSError.
+def read_proc(path: str, *, max_bytes: int = MAX_PROC) -> bytes:
+    """The start of a file in /proc, at most 16 MiB. Raises: OSError.
 
     A worker of root may have put a pipe in its place, or a file without end.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        return read_from(fd, MAX_PROC)
+        return read_from(fd, max_bytes)
     finally:
         os.close(fd)
 

@@ -134,3 +134,9 @@ def own_cgroup(pid):
     with open(f"/proc/{pid}/cgroup") as file:
         names = [os.path.basename(line.strip()) for line in file if line.startswith("0::")]
     return next((name for name in names if name.startswith("cpulaunch-")), None)
+
+
+def test_a_pipe_in_place_of_the_own_cgroup_is_not_waited_for(tmp_path):
+    (tmp_path / "self").mkdir()
+    os.mkfifo(tmp_path / "self" / "cgroup")
+    assert choose_cgroup(str(tmp_path), (str(tmp_path),)) is None
