@@ -5,6 +5,12 @@ from __future__ import annotations
 SHARE = 0.01
 """The share of the time of a module's calls that later trials of modes may cost."""
 
+MEASURING_SECONDS = 40e-6
+"""What measuring a call costs: it is not in the call's own duration."""
+
+MEASURING_SHARE = 0.01
+"""The share of the time of a module's calls that measuring may cost while a mode is chosen for them."""
+
 START_UPS = 4
 """Signatures of a module whose first samples are free; further ones are sampled from the share, when it allows."""
 
@@ -12,16 +18,21 @@ START_UPS = 4
 class Account:
     """Seconds of a module's calls, and seconds by which tried modes exceeded the chosen one."""
 
-    __slots__ = ("_start_ups", "spent", "total")
+    __slots__ = ("_start_ups", "measured", "spent", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
         self.spent = 0.0
+        self.measured = 0
         self._start_ups: dict[tuple[str, ...], int] = {}
 
     def credit(self) -> float:
         """Seconds that trials may cost now."""
         return SHARE * self.total - self.spent
+
+    def measurements(self) -> int:
+        """How many more calls may be measured now, besides those that are sampled."""
+        return max(0, int(MEASURING_SHARE * self.total / MEASURING_SECONDS) - self.measured)
 
     def add(self, seconds: float, *, excess: float = 0.0) -> None:
         """Effect: counts a call, and the seconds by which it exceeded one in the chosen mode."""

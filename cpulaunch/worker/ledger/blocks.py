@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cpulaunch.records.record import record, replace
-from cpulaunch.worker.ledger.decision import HOPELESS, LONG_SECONDS, Decision, Verdict
+from cpulaunch.worker.ledger.decision import HOPELESS, LONG_SECONDS, Decision
+from cpulaunch.worker.ledger.verdict import Verdict
 
 LENGTH = 6
 """Periods in a block: a whole number of steps for programs that call the model 1, 2, 3 or 6 times in a step."""

@@ -84,7 +84,7 @@ class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
     __slots__ = (
-        *("address", "has_failed", "last", "ledger", "modes", "module", "name", "reports", "retry", "run_size"),
+        *("address", "has_failed", "ledger", "modes", "module", "name", "reports", "retry", "run_size"),
         *("signatures", "slack", "step", "to_measure"),
     )
 
@@ -96,7 +96,6 @@ class ModuleEntry:
         self.signatures = Signatures()
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
-        self.last: Any = None
         self.has_failed = False
         self.retry = 0.0
         self.run_size = FIRST_RUN
@@ -132,7 +131,7 @@ class Chooser:
         self._retire = retire
         self._entries: dict[int, ModuleEntry] = {}
         self.runs: dict[Key, UnmeasuredRun] = {}
-        self._other_runs: dict[Key, UnmeasuredRun] = {}
+        self._other_runs: dict[Key, dict[str, UnmeasuredRun]] = {}
         self._numbers = Random(0)
         self._lock = threading.RLock()
         reference = weakref.ref(self)
@@ -149,13 +148,16 @@ class Chooser:
         """
         flags = _flags(module)
         key = (id(module), *flags[:2])
-        run = self._other_runs.get(key) or self.runs.get(key)
-        if run is None or run.left <= 0 or run.until < now:
+        plain, others = self.runs.get(key), self._other_runs.get(key)
+        runs = [run for run in (plain, *(others or {}).values()) if run and run.left > 0 and run.until >= now]
+        if not runs:
             return None
-        if run.chosen is not None and (flags, self._entry(module).signatures.of(args, kwargs)) not in run.chosen:
-            return None
-        run.left -= 1
-        return run.mode
+        signature = (flags, self._entry(module).signatures.of(args, kwargs))
+        for run in runs:
+            if run.chosen is None or signature in run.chosen:
+                run.left -= 1
+                return run.mode
+        return None
 
     def turn(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], now: float) -> Turn:
         """The mode in which this call runs. `now`: the time, in seconds."""
@@ -179,6 +181,7 @@ class Chooser:
             if entry.has_failed:
                 return Turn(entry, None, PLAIN, is_step=False)
             signature = (flags, entry.signatures.of(args, kwargs))
+            self._end_run_of(entry, signature)
             if ended == signature and self._start_run_if_chosen(entry, signature, now, is_step=True):
                 return Turn(entry, None, PLAIN, is_step=False)
             is_step = flags[0] and flags[1]
@@ -289,32 +292,28 @@ class Chooser:
     # Calls that are not measured
 
     def _start_run_if_chosen(self, entry: ModuleEntry, signature: Any, now: float, *, is_step: bool) -> bool:
-        """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen.
-
-        Where another mode is chosen for other calls, two measured ones alike come first: those may take turns.
-        """
-        is_repeated, entry.last = entry.last == signature, signature
+        """Whether the next calls run without being measured. Effect: starts such a run where a mode is chosen."""
         decision = entry.ledger.decisions.get(signature)
         if decision is None or decision.chosen is None or decision.is_sampling:
             return False
-        if entry.to_measure > 0:
+        if entry.to_measure > 0 and entry.ledger.account.measurements():
             entry.to_measure -= 1
+            entry.ledger.account.measured += 1
             return False
+        entry.to_measure = 0
         mode = decision.chosen
         if is_step and mode != PLAIN:
             return False
-        alike = [other for other in entry.ledger.decisions if other[0][:2] == signature[0][:2]]  # type: ignore[index]
+        alike = [other for other in entry.ledger.recent() if other[0][:2] == signature[0][:2]]  # type: ignore[index]
         typical = decision.estimate(mode)
         calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(typical, 1e-9)
         if calls < 1 or not entry.ledger.has_decided(alike):
-            return False
-        is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
-        if is_mixed and not is_repeated:
             return False
         size = min(entry.run_size, int(calls))
         size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
         until = now + entry.slack * size * typical
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
+        is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
         self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen), is_mixed=is_mixed)
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
@@ -325,28 +324,43 @@ class Chooser:
             return
         module = entry.module()
         is_seen = run.mode != PLAIN or is_mixed or (module is not None and self._is_guarded(module))
-        runs = self._other_runs if is_seen else self.runs
         training, grad, _ = run.signature[0]
-        runs[entry.address, training, grad] = run
+        key = (entry.address, training, grad)
+        if is_seen:
+            self._other_runs.setdefault(key, {})[run.mode] = run
+        else:
+            self.runs[key] = run
 
     def _end_run(self, entry: ModuleEntry, flags: tuple[bool, bool], now: float) -> None:
-        """Effect: ends the run of calls with these flags that are not measured, and counts them."""
-        for runs in (self.runs, self._other_runs):
-            run = runs.pop((entry.address, *flags), None)
-            if run is None:
-                continue
-            if run.chosen is None:
-                entry.retry = entry.retry if run.left > 0 else now
-                continue
-            calls = run.size - max(run.left, 0)
-            entry.ledger.skip(run.signature, calls)
-            if run.until < now:
-                is_first = entry.slack == FIRST_SLACK
-                to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
-                entry.slack = min(2 * entry.slack, LAST_SLACK)
-            else:
-                to_measure = calls // FULL_RUN_CALLS if run.mode == PLAIN else 0
-            entry.to_measure = max(entry.to_measure, to_measure)  # Some may be left after a run with other flags.
+        """Effect: ends the run of plain calls with these flags, of whatever signature, and counts them."""
+        run = self.runs.pop((entry.address, *flags), None)
+        if run is None:
+            return
+        if run.chosen is None:
+            entry.retry = entry.retry if run.left > 0 else now
+            return
+        calls = _count_run(entry, run)
+        if run.until < now:
+            is_first = entry.slack == FIRST_SLACK
+            to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
+            entry.slack = min(2 * entry.slack, LAST_SLACK)
+        else:
+            to_measure = calls // FULL_RUN_CALLS
+        entry.to_measure = max(entry.to_measure, to_measure)  # Some may be left after a run with other flags.
+
+    def _end_run_of(self, entry: ModuleEntry, signature: Any) -> None:
+        """Effect: ends the run in which calls of this signature, and of others with the same choice, are."""
+        runs = self._other_runs.get((entry.address, *signature[0][:2]), {})
+        for run in list(runs.values()):
+            if run.chosen is None or signature in run.chosen:
+                _count_run(entry, runs.pop(run.mode))
+
+
+def _count_run(entry: ModuleEntry, run: UnmeasuredRun) -> int:
+    """How many calls were in the run. Effect: counts them."""
+    calls = run.size - max(run.left, 0)
+    entry.ledger.skip(run.signature, calls)
+    return calls
 
 
 def _flags(module: nn.Module) -> Flags:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cpulaunch.records.record import record
 from cpulaunch.worker.ledger.samples import COLD_CALLS, SETTLED_CALLS, SHORT_SECONDS, WARM_UP, Samples
+from cpulaunch.worker.ledger.verdict import Verdict
 
 PLAIN = "plain"
 """The mode of the program as it is, which needs no reason; another mode must be faster."""
@@ -64,16 +64,7 @@ REGIME_WAIT = 32
 """Calls between two trials because the chosen mode has become slower: doubled each time that it stays chosen."""
 
 REGIME_CHANGE = 1.1
-"""The chosen mode has become slower if it takes longer than at its choice by this factor."""
-
-
-@record
-class Verdict:
-    """A choice: the mode, its speed-up over plain (None: plain has no samples), and each mode's number of samples."""
-
-    mode: str
-    speedup: float | None
-    samples: dict[str, int]
+"""The chosen mode has become slower, or faster, if what it takes differs from before by this factor."""
 
 
 class Decision:
@@ -108,7 +99,8 @@ class Decision:
         self._last = ""
         self._postponed: dict[str, tuple[float, float]] = {}
         self._trial: tuple[str, Samples] | None = None
-        self._reference = float("inf")
+        self._winner: tuple[str, Samples] | None = None
+        self._reference = self._at_loss = float("inf")
         self._regime_due, self._regime_wait = 0, REGIME_WAIT
 
     @property
@@ -170,8 +162,7 @@ class Decision:
         self._unsteady[mode] = 0
         _, pause = self._postponed.get(mode, (0.0, FIRST_PAUSE))
         self._postponed[mode] = (self._seconds + pause, min(2 * pause, LAST_PAUSE))
-        if self._trial is not None and self._trial[0] == mode:
-            self._trial = None
+        self._end_trial_of(mode)
 
     def skip(self, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured."""
@@ -187,12 +178,16 @@ class Decision:
         if mode == PLAIN or mode not in self.modes or len(self.modes) == 1:
             return
         self.modes = tuple(each for each in self.modes if each != mode)
-        if self._trial is not None and self._trial[0] == mode:
-            self._trial = None
+        self._end_trial_of(mode)
         if self.chosen == mode:
             self.chosen = None
         if self.chosen is None and len(self.modes) == 1:
             self.chosen = self.modes[0]
+
+    def _end_trial_of(self, mode: str) -> None:
+        """Effect: no trial of the mode goes on."""
+        if mode in (each[0] for each in (self._trial, self._winner) if each is not None):
+            self._trial = self._winner = None
 
     def has_lost(self, mode: str, *, seconds: float = PATIENCE_SECONDS) -> bool:
         """Whether the mode is far slower than the chosen one, or has lost a later trial too.
@@ -276,6 +271,7 @@ class Decision:
         if best != self.chosen:
             self._wait = dict.fromkeys(self._wait, FIRST_WAIT)
         self.chosen, self._reference = best, self.estimate(best)
+        self._at_loss = self._reference
         for mode in self.modes:
             self._due[mode] = self.calls if mode in self._postponed else self.calls + self._wait[mode]
         if best != PLAIN:  # A choice that noise has made must not last.
@@ -286,17 +282,15 @@ class Decision:
 
     def _start_trial(self, credit: float) -> None:
         own = self.estimate(self.chosen or PLAIN)
-        if own == float("inf"):
-            return
-        for mode in (PLAIN, *self.modes):
-            if mode == self.chosen or mode not in self.modes or self.calls < self._due[mode]:
-                continue
-            if self._is_postponed(mode):
-                continue
+        for mode in filter(self._is_due, (PLAIN, *self.modes) if own < float("inf") else ()):
             expected = self._expected(mode, own)
             if mode in self._postponed or credit >= self._trial_calls(expected) * max(expected - own, NOISE * own):
                 self._trial = (mode, self._new_samples())
                 return
+
+    def _is_due(self, mode: str) -> bool:
+        is_other = mode != self.chosen and mode in self.modes
+        return is_other and self.calls >= self._due[mode] and not self._is_postponed(mode)
 
     def _trial_calls(self, seconds: float) -> int:
         """How many calls show at least that a mode is still slower, if each takes so many seconds."""
@@ -314,12 +308,37 @@ class Decision:
         samples.add(seconds)
         if not samples.count:
             return
+        if mode == self.chosen:
+            self._add_to_confirmation(samples)
+            return
         own = self.estimate(self.chosen or PLAIN)
-        needed = -KEPT_GAIN if mode == PLAIN else MIN_GAIN
-        lost = samples.estimate() > own * (1 - needed)
+        lost = self._has_lost_trial(mode, samples, own)
         is_contested = samples.estimate() > own / CONTESTED
         if samples.count < TRIAL_SAMPLES * (1 + is_contested) and (not lost or _is_unclear(samples)):
             return
+        if lost or mode == PLAIN:
+            self._end_trial(mode, samples, own=own, lost=lost)
+        else:  # The machine may be quicker than when the chosen mode was measured.
+            self._winner, self._trial = (mode, samples), (self.chosen or PLAIN, self._new_samples())
+
+    def _add_to_confirmation(self, samples: Samples) -> None:
+        """Effect: once the chosen mode has been measured again after a trial that it lost, decides about that one."""
+        if samples.count < TRIAL_SAMPLES or self._winner is None or self.chosen is None:
+            return
+        mode, won = self._winner
+        own = samples.estimate()
+        self.samples[self.chosen] = samples
+        self._winner = None
+        self._end_trial(mode, won, own=own, lost=self._has_lost_trial(mode, won, own))
+
+    def _has_lost_trial(self, mode: str, samples: Samples, own: float) -> bool:
+        """Whether the mode is not faster by enough than the chosen one, whose calls take `own` seconds."""
+        if mode == PLAIN:
+            return samples.estimate() > own * (1 + KEPT_GAIN)
+        return samples.estimate() + samples.uncertainty() > own * (1 - MIN_GAIN)
+
+    def _end_trial(self, mode: str, samples: Samples, *, own: float, lost: bool) -> None:
+        """Effect: the samples of the mode are those of its trial, which it has `lost` or won."""
         self.samples[mode], self._trial = samples, None
         is_first = self._postponed.pop(mode, None) is not None
         if not lost or self._faster_than(own) is None:
@@ -327,6 +346,7 @@ class Decision:
         else:  # The chosen mode has become slower: each mode that was faster than it is now gets its trial.
             self._regime_due = self.calls
         if lost:
+            self._at_loss = own if mode == PLAIN else self._at_loss
             self._wait[mode] = self._wait[mode] if is_first else min(2 * self._wait[mode], LAST_WAIT)
             self._due[mode] = self.calls + self._wait[mode]
         else:
@@ -338,7 +358,7 @@ class Decision:
         self._wait = dict.fromkeys(self._wait, FIRST_WAIT)
         self._regime_wait = REGIME_WAIT
         self.chosen = mode
-        self._reference = self.estimate(mode)
+        self._reference = self._at_loss = self.estimate(mode)
         self._due = {
             each: self.calls if each in self._postponed else self.calls + self._wait[each] for each in self._due
         }
@@ -346,12 +366,16 @@ class Decision:
             self._due[PLAIN] = self.calls + (0 if plain < self._reference < own else REGIME_WAIT)
 
     def _review(self) -> None:
-        """Effect: if the chosen mode has become slower than another one was, the other one is tried next."""
+        """Effect: if the chosen mode has become slower than another one was, the other one is tried next.
+
+        If it has become faster than when plain lost to it, plain may have too: other work may have ended.
+        """
         if self._trial is not None or self.chosen is None or self.calls < self._regime_due:
             return
         own = self.estimate(self.chosen)
-        if own < self._reference:
-            self._reference = own
+        self._reference = min(own, self._reference)
+        if own * REGIME_CHANGE < self._at_loss:
+            self._at_loss, self._due[PLAIN] = own, self.calls
         if own <= self._reference * REGIME_CHANGE:
             return
         mode = self._faster_than(own)

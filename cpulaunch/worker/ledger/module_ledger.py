@@ -25,6 +25,9 @@ MINOR_SHARE = 0.1
 """Undecided signatures with less than this share of a module's measured time do not keep the others from being measured
 less. Of calls that were not measured, it is unknown which signature they had."""
 
+RECENT_SECONDS = 10.0
+"""After so many seconds of a module's calls without one of a signature, the signature is not expected again."""
+
 AnyDecision = Decision | BlockDecision
 
 
@@ -40,6 +43,7 @@ class ModuleLedger:
         self.decisions: dict[Hashable, AnyDecision] = {}
         self._seconds: dict[Hashable, float] = {}
         self._measured: dict[Hashable, float] = {}
+        self._used: dict[Hashable, float] = {}
         self._removed: set[str] = set()
         self._once: dict[Hashable, tuple[str, ...]] = {}
         """Signatures called once so far, with the modes possible: those after the first one are sampled from their
@@ -68,6 +72,7 @@ class ModuleLedger:
         self.account.add(seconds, excess=excess)
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
         self._measured[signature] = self._measured.get(signature, 0.0) + seconds
+        self._used[signature] = self.account.total
         return decision.add(mode, seconds, steady=steady)
 
     def skip(self, signature: Hashable, calls: int) -> None:
@@ -80,6 +85,12 @@ class ModuleLedger:
         if typical < float("inf"):
             self.account.add(calls * typical)
             self._seconds[signature] = self._seconds.get(signature, 0.0) + calls * typical
+            self._used[signature] = self.account.total
+
+    def recent(self) -> list[Hashable]:
+        """The signatures of recent calls."""
+        since = self.account.total - RECENT_SECONDS
+        return [signature for signature in self.decisions if self._used.get(signature, 0.0) >= since]
 
     def remove(self, mode: str) -> None:
         """Effect: no signature uses the mode any more."""
@@ -136,6 +147,7 @@ class ModuleLedger:
             del self.decisions[forgotten]
             self._seconds.pop(forgotten, None)
             self._measured.pop(forgotten, None)
+            self._used.pop(forgotten, None)
             self._once.pop(forgotten, None)
         return decision
 

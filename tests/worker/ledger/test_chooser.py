@@ -1,11 +1,14 @@
 """Choices for modules, without calls of them."""
 
+import random
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from cpulaunch.worker.ledger.account import MEASURING_SECONDS, MEASURING_SHARE  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -201,3 +204,39 @@ def test_a_choice_for_other_calls_does_not_keep_these_measured(large, small) -> 
             server.call(1 if number % 50 else 64)
     found = [mode for rows, mode in server.ran[-5000:] if rows == 64]
     assert found.count(best[64]) > 0.9 * len(found)
+
+
+def test_signatures_that_alternate_between_modes_are_soon_not_measured() -> None:
+    seconds = {64: {"graph": 0.5e-2, "plain": 1e-2}, 1: {"graph": 3e-4, "plain": 2e-4}}
+    server = Server(seconds)
+    with torch.no_grad():
+        for number in range(8000):
+            server.call(1 if number % 2 else 64)
+            server.turns *= number != 4000
+    assert server.turns < 400
+    assert server.ran[-2:] == [(64, "graph"), (1, "plain")]
+
+
+def test_plain_calls_become_cheap_again_long_after_those_in_another_mode() -> None:
+    """A run of plain calls that the wrapper need not look at, although a warm-up has chosen another mode."""
+    server = Server({64: {"graph": 0.5e-2, "plain": 1e-2}, 1: {"graph": 3e-4, "plain": 2e-4}})
+    with torch.no_grad():
+        for _ in range(100):
+            server.call(64)
+        for _ in range(100_000):
+            server.call(1)
+    assert server.chooser.runs
+
+
+def test_a_disturbed_machine_does_not_have_calls_measured_for_more_than_their_share() -> None:
+    """Spells of other work make runs longer than expected, and change the choice, again and again."""
+    numbers = random.Random(0)
+    server = Server({1: {"graph": 0.52e-3, "plain": 0.5e-3}})
+    with torch.no_grad():
+        for number in range(40_000):
+            if number % 500 == 0:
+                graph, plain = numbers.choice([(1.0, 1.0), (1.0, 1.0), (1.2, 2.0), (1.5, 3.0)])
+                server.seconds = {1: {"graph": 0.52e-3 * graph, "plain": 0.5e-3 * plain}}
+            server.call(1)
+            server.turns *= number != 4000
+    assert server.turns * MEASURING_SECONDS < 1.1 * MEASURING_SHARE * server.now

@@ -203,6 +203,31 @@ def test_a_machine_that_becomes_slower_altogether_changes_nothing() -> None:
     assert program.calls[PLAIN] < 40
 
 
+def test_a_mode_that_wins_only_because_the_machine_has_become_quicker_is_not_chosen() -> None:
+    program = Program(BOTH)
+    program.run(1000, times(graph=1.05e-3, plain=1e-3))
+    graph_calls = program.calls["graph"]
+    for _ in range(20):
+        program.run(2000, times(graph=1.05e-3, plain=1e-3))
+        decision = program.ledger.decisions["s"]
+        trials = program.calls["graph"]
+        while program.calls["graph"] == trials:  # Until a trial begins: a burst of other work ends just then.
+            program.run(1, times(graph=0.7e-3, plain=1e-3))
+        for _ in range(100):
+            program.run(1, times(graph=0.7e-3, plain=0.667e-3))
+            assert decision.chosen == PLAIN
+    assert program.calls["graph"] > graph_calls
+
+
+def test_plain_is_tried_soon_after_other_work_has_ended() -> None:
+    """A mode that reads less memory wins while others use the memory, but not on a quiet machine."""
+    program = Program(BOTH)
+    program.run(100_000, times(graph=1e-3, plain=1.5e-3))
+    assert program.chosen() == "graph"
+    program.run(200, times(graph=0.5e-3, plain=0.45e-3))
+    assert program.chosen() == PLAIN
+
+
 def test_a_loser_that_becomes_faster_is_found() -> None:
     program = Program(BOTH)
     program.run(500, times(graph=1.3, plain=1.0))
