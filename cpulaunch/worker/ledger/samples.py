@@ -34,7 +34,7 @@ class Samples:
     `shortest` is the shortest duration of all, in a warm-up too: one disturbed call does not make a mode hopeless.
     """
 
-    __slots__ = ("_cold", "_least", "_recent", "_settled", "_to_skip", "count", "shortest")
+    __slots__ = ("_cold", "_least", "_recent", "_settled", "_to_skip", "_typical", "count", "shortest")
 
     def __init__(self, *, warm_up: int = WARM_UP, cold: int = COLD_CALLS) -> None:
         """`cold`: how many short calls are not counted besides; none if durations are means of many calls."""
@@ -42,7 +42,7 @@ class Samples:
         self._to_skip = warm_up
         self._cold, self._settled, self._least = cold, 0, float("inf")
         self.count = 0
-        self.shortest = float("inf")
+        self.shortest = self._typical = float("inf")
 
     def resume(self) -> None:
         """Effect: the next calls come after calls in another mode."""
@@ -63,6 +63,7 @@ class Samples:
             return
         self._cold = 0
         self._recent.append(seconds)
+        self._typical = sorted(self._recent)[(len(self._recent) - 1) // 4]
         self.count += 1
 
     def _is_cold(self, seconds: float) -> bool:
@@ -76,9 +77,7 @@ class Samples:
 
         Other processes on the machine only make a call longer, so that the shorter durations are the reliable ones.
         """
-        if not self._recent:
-            return float("inf")
-        return sorted(self._recent)[(len(self._recent) - 1) // 4]
+        return self._typical
 
     def uncertainty(self) -> float:
         """The error to be expected of `estimate`, in seconds; 0 for less than MIN_SPREAD samples.
