@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from cpulaunch.worker.ledger.decision import PLAIN
+from cpulaunch.worker.ledger.family import ModuleFamilies, ModuleFamily
 from cpulaunch.worker.ledger.module_ledger import ModuleLedger
 from cpulaunch.worker.ledger.signature import Signatures, describe
 from cpulaunch.worker.reporting.events import report_event
@@ -88,11 +89,11 @@ class ModuleEntry:
         *("signatures", "slack", "step", "to_measure"),
     )
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, family: ModuleFamily) -> None:
         self.module = weakref.ref(module)
         self.address = id(module)
         self.name = type(module).__name__
-        self.ledger = ModuleLedger()
+        self.ledger = ModuleLedger(family, pays=family.join())
         self.signatures = Signatures()
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
@@ -132,6 +133,7 @@ class Chooser:
         self._entries: dict[int, ModuleEntry] = {}
         self.runs: dict[Key, UnmeasuredRun] = {}
         self._other_runs: dict[Key, dict[str, UnmeasuredRun]] = {}
+        self._families = ModuleFamilies()
         self._numbers = Random(0)
         self._lock = threading.RLock()
         reference = weakref.ref(self)
@@ -227,6 +229,7 @@ class Chooser:
         with self._lock:
             entry = self._entries.get(id(module))
             if entry is not None:
+                entry.ledger.family.members -= 1
                 self._forget(entry)
 
     def _remove(self, entry: ModuleEntry, mode: str) -> None:
@@ -236,7 +239,7 @@ class Chooser:
     def _entry(self, module: nn.Module) -> ModuleEntry:
         entry = self._entries.get(id(module))
         if entry is None or entry.module() is not module:
-            entry = self._entries[id(module)] = ModuleEntry(module)
+            entry = self._entries[id(module)] = ModuleEntry(module, self._families.of(module))
             weakref.finalize(module, self._forget, entry).atexit = False
         return entry
 

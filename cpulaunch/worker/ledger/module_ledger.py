@@ -8,6 +8,7 @@ from random import Random
 from cpulaunch.worker.ledger.account import Account
 from cpulaunch.worker.ledger.blocks import BlockDecision
 from cpulaunch.worker.ledger.decision import PLAIN, Decision
+from cpulaunch.worker.ledger.family import ModuleFamily
 
 MAX_SIGNATURES = 64
 """Signatures with a decision of their own; of more, any one is forgotten.
@@ -38,7 +39,10 @@ class ModuleLedger:
     the user has chosen (fp32, or bf16 or fp16 where the settings allow it). A choice stays until a later trial.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, family: ModuleFamily | None = None, *, pays: bool = False) -> None:
+        """`family`: of the module. `pays`: whether its first samples are taken from the family's account."""
+        self.family = family or ModuleFamily()
+        self.pays = pays
         self.account = Account()
         self.decisions: dict[Hashable, AnyDecision] = {}
         self._seconds: dict[Hashable, float] = {}
@@ -51,7 +55,8 @@ class ModuleLedger:
 
     def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False) -> str:
         """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first."""
-        return self._decision(signature, modes, in_blocks).next(self.account.credit())
+        account = self.family.account if self.pays else self.account
+        return self._decision(signature, modes, in_blocks).next(account.credit())
 
     def postpone(self, signature: Hashable, mode: str, seconds: float) -> None:
         """Effect: the mode is tried for the signature later, because it is being prepared elsewhere. Counts a call."""
@@ -70,10 +75,23 @@ class ModuleLedger:
         if chosen is not None and mode != chosen and decision.estimate(chosen) < float("inf"):
             excess = seconds - decision.estimate(chosen)
         self.account.add(seconds, excess=excess)
+        self.family.account.add(seconds, excess=excess if self.pays else 0.0)
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
         self._measured[signature] = self._measured.get(signature, 0.0) + seconds
         self._used[signature] = self.account.total
-        return decision.add(mode, seconds, steady=steady)
+        was_sampling = decision.is_sampling
+        has_changed = decision.add(mode, seconds, steady=steady)
+        if was_sampling and not decision.is_sampling:
+            self._teach(decision)
+        return has_changed
+
+    def _teach(self, decision: AnyDecision) -> None:
+        """Effect: the module's family knows what has been found out."""
+        in_blocks, mode = isinstance(decision, BlockDecision), decision.chosen or PLAIN
+        self.family.choices[in_blocks] = mode
+        for each in decision.modes:
+            if 0 < (own := decision.estimate(mode)) < float("inf") and decision.estimate(each) < float("inf"):
+                self.family.ratios[in_blocks, each] = decision.estimate(each) / own
 
     def skip(self, signature: Hashable, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured, at its typical duration."""
@@ -84,6 +102,7 @@ class ModuleLedger:
         typical = decision.estimate(decision.chosen)
         if typical < float("inf"):
             self.account.add(calls * typical)
+            self.family.account.add(calls * typical)
             self._seconds[signature] = self._seconds.get(signature, 0.0) + calls * typical
             self._used[signature] = self.account.total
 
@@ -119,7 +138,7 @@ class ModuleLedger:
             if decision is None:
                 continue
             modes = self._once.get(signature)  # Not those of the decision, which lacks removed ones.
-            is_new = modes is not None and self.account.has_start_up(modes)
+            is_new = modes is not None and not self.pays and self.account.has_start_up(modes)
             if decision.chosen is None or decision.is_sampling or is_new:
                 undecided += self._measured.get(signature, 0.0)
         return undecided <= MINOR_SHARE * sum(self._measured.values())
@@ -131,11 +150,11 @@ class ModuleLedger:
         if decision is not None:
             if signature in self._once:
                 del self._once[signature]
-                if self.account.start_up(modes):
+                if not self.pays and self.account.start_up(modes):
                     decision = self.decisions[signature] = kind(left, ratio=lambda mode: self._ratio(mode, kind))
             return decision
         prior = None
-        if not self.account.is_first(modes):
+        if self.pays or not self.account.is_first(modes):
             self._once[signature] = modes
             prior = self._prior(left, in_blocks)
         else:
@@ -152,13 +171,14 @@ class ModuleLedger:
         return decision
 
     def _prior(self, modes: tuple[str, ...], in_blocks: bool) -> str:
-        """The mode that other such signatures have chosen for most of their time; plain if none has."""
+        """The mode that other such signatures have chosen for most of their time, or else, for the family; or plain."""
         seconds: dict[str, float] = {}
         for signature, each in self.decisions.items():
             if each.chosen in modes and isinstance(each, BlockDecision) is in_blocks:
                 mode = each.chosen or PLAIN
                 seconds[mode] = seconds.get(mode, 0.0) + self._seconds.get(signature, 0.0)
-        return max(seconds, key=lambda mode: seconds[mode], default=PLAIN)
+        known = self.family.choices.get(in_blocks, PLAIN) if self.pays else PLAIN
+        return max(seconds, key=lambda mode: seconds[mode], default=known if known in modes else PLAIN)
 
     def _ratio(self, mode: str, kind: type) -> float:
         """The smallest ratio of the mode's duration to the chosen one's, over signatures that have both; 0 if none."""
@@ -167,4 +187,5 @@ class ModuleLedger:
             for decision in self.decisions.values()
             if isinstance(decision, kind) and 0 < (own := decision.estimate(decision.chosen or "")) < float("inf")
         ]
-        return min((ratio for ratio in ratios if ratio < float("inf")), default=0.0)
+        known = self.family.ratios.get((kind is BlockDecision, mode), 0.0) if self.pays else 0.0
+        return min((ratio for ratio in ratios if ratio < float("inf")), default=known)

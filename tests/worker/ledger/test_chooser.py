@@ -240,3 +240,42 @@ def test_a_disturbed_machine_does_not_have_calls_measured_for_more_than_their_sh
             server.call(1)
             server.turns *= number != 4000
     assert server.turns * MEASURING_SECONDS < 1.1 * MEASURING_SHARE * server.now
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_ever_new_copies_of_a_model_share_what_the_first_ones_found_out(learns: bool) -> None:
+    """Federated averaging, or a search of parameters: each copy is called a few times only."""
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    now, slow, calls = 0.0, 0, 0
+    for _ in range(200):
+        module = nn.Linear(2, 2).train(learns)
+        with torch.set_grad_enabled(learns):
+            for _ in range(50):
+                turn = chooser.turn(module, (torch.zeros(1, 2),), {}, now)
+                seconds = 0.3 if turn.mode == "autocast" else 0.1
+                now, slow, calls = now + seconds, slow + (turn.mode == "autocast"), calls + 1
+                chooser.add(turn, seconds, now=now)
+    assert 0 < slow < 0.02 * calls
+
+
+def test_a_new_copy_begins_with_the_mode_that_the_others_have_chosen() -> None:
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    now, modes = 0.0, []
+    with torch.no_grad():
+        for _ in range(20):
+            module, modes = nn.Linear(2, 2).eval(), []
+            for _ in range(50):
+                turn = chooser.turn(module, (torch.zeros(1, 2),), {}, now)
+                modes.append(turn.mode)
+                seconds = 0.05 if turn.mode == "autocast" else 0.1
+                now += seconds
+                chooser.add(turn, seconds, now=now)
+    assert modes[0] == "autocast"
+    assert modes.count("plain") < 10
+
+
+def test_modules_whose_weights_have_no_shape_yet_have_a_choice_each() -> None:
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    for _ in range(8):
+        module = nn.LazyLinear(2).eval()
+        assert chooser.turn(module, (torch.zeros(1, 2),), {}, 0.0).mode == "autocast"
