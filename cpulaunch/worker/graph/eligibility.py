@@ -36,7 +36,7 @@ PAID_SHARE = 0.5
 FREE_SECONDS = 4.0
 """Seconds that the first captures of a process may take."""
 
-SHARE = 0.02
+SHARE = 0.005
 """The share of a process's time that further captures may take, besides what captures have saved."""
 
 
