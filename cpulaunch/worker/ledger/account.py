@@ -26,9 +26,9 @@ class Account:
         self.measured = 0
         self._start_ups: dict[tuple[str, ...], int] = {}
 
-    def credit(self) -> float:
-        """Seconds that trials may cost now."""
-        return SHARE * self.total - self.spent
+    def credit(self, ranks: int = 1) -> float:
+        """Seconds that trials may cost now, in each of so many ranks."""
+        return SHARE / ranks * self.total - self.spent
 
     def measurements(self) -> int:
         """How many more calls may be measured now, besides those that are sampled."""

@@ -115,7 +115,8 @@ class Chooser:
     wrapper of calls must see these too, so that they are in no run that it counts down by itself.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
-    the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself.
+    the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself, and they share what
+    trials in training may cost, as they wait for one another.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Chooser:
             if ended == signature and self._start_run_if_chosen(entry, signature, now, is_step=True):
                 return Turn(entry, None, PLAIN, is_step=False)
             is_step = flags[0] and flags[1]
-            mode = entry.ledger.next(signature, modes, in_blocks=is_step)
+            mode = entry.ledger.next(signature, modes, in_blocks=is_step, ranks=_ranks() if is_step else 1)
             turn = Turn(entry, signature, mode, is_step=is_step)
             if is_step:
                 for each in ALL_FLAGS:  # The next call, of whatever kind, ends the step.
@@ -368,6 +369,12 @@ def _count_run(entry: ModuleEntry, run: UnmeasuredRun) -> int:
 
 def _flags(module: nn.Module) -> Flags:
     return module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _ranks() -> int:
+    """How many ranks train together."""
+    is_job = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_job else 1
 
 
 def _renew(reference: weakref.ref[Chooser]) -> None:

@@ -53,10 +53,13 @@ class ModuleLedger:
         """Signatures called once so far, with the modes possible: those after the first one are sampled from their
         second call on."""
 
-    def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False) -> str:
-        """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first."""
+    def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False, ranks: int = 1) -> str:
+        """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first.
+
+        `ranks`: how many processes wait for one another: what a trial costs one of them, it costs all.
+        """
         account = self.family.account if self.pays else self.account
-        return self._decision(signature, modes, in_blocks).next(account.credit())
+        return self._decision(signature, modes, in_blocks).next(account.credit(ranks))
 
     def postpone(self, signature: Hashable, mode: str, seconds: float) -> None:
         """Effect: the mode is tried for the signature later, because it is being prepared elsewhere. Counts a call."""

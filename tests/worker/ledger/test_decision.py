@@ -547,6 +547,17 @@ def test_the_excess_over_the_plain_program_is_bounded(slowdowns, seed, signature
     assert excess <= 0.02 * number + START_UPS * calls * start_up
 
 
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_ranks_share_what_trials_may_cost(ranks: int) -> None:
+    """Each of them waits for the slowest one at every step."""
+    ledger, seconds, calls = ModuleLedger(), times(graph=1.4, plain=1.0), {"graph": 0, PLAIN: 0}
+    for number in range(40_000):
+        mode = ledger.next("s", BOTH, in_blocks=True, ranks=ranks)
+        calls[mode] += number > 1000
+        ledger.add("s", mode, seconds(mode))
+    assert 0 < calls["graph"] * 0.4 * ranks < 0.011 * 40_000
+
+
 def test_signatures_called_once_count_as_decided_after_the_start_ups_where_a_mode_was_removed_too() -> None:
     """Else a server whose shapes are ever new ones would be measured for good."""
     ledger, modes = ModuleLedger(), ("autocast", "weights", "plain")
