@@ -6,6 +6,7 @@ preloads are not tried, and `launch` prints what it would run.
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.probe import Root
 from tests import json_output
 from tests.roots import RootSpec, write_root
+from tests.strangers import UID, needs_root
 
 HELP = "Usage: cpulaunch [OPTIONS] SCRIPT"
 SCRIPT_OPTIONS = "options for your script go after the script name"
@@ -507,6 +509,58 @@ def test_a_new_user_types(typed, line, code, parts):
     elif code != 0:
         assert len(said.splitlines()) == 2, said
         assert said.startswith("cpulaunch: error: ")
+
+
+STRANGERS = [
+    ("python a.py", RUNS, "bin/python a.py"),
+    ("-- python a.py", RUNS, "bin/python a.py"),
+    ("uvicorn app:app", RUNS, "bin/python bin/uvicorn app:app"),
+    ("--instances 2 plan a.py", 0, "2 instances"),
+    ("plan --python python3 a.py", 0, "bin/python3"),
+    ("plna a.py", 127, "command not found: plna (PATH)", "hint: to use that of the current folder, write ./plna"),
+    ("--python venv a.py", 127, "Python interpreter not found: venv (PATH)", "hint: to use that of", "write ./venv"),
+    ("./plna a.py", RUNS, "./plna a.py"),
+    ("--python ./venv a.py", RUNS, "runs 1 venv/bin/python a.py"),
+    ("plan nosuch", 0, "warning: no command or script named 'nosuch'"),
+]
+
+
+@needs_root
+@pytest.mark.parametrize(("line", "code", "parts"), [(row[0], row[1], row[2:]) for row in STRANGERS])
+def test_a_name_is_none_that_another_user_put_into_the_current_folder(typed, folder, monkeypatch, line, code, parts):
+    """As anyone may do in /tmp. A path, and what who owns the folder put there, are as the user's own."""
+    shared = folder / "shared"
+    shutil.rmtree(shared, ignore_errors=True)
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "a.py").write_text("pass\n")
+    for name in ("python", "uvicorn", "plan", "plna"):
+        (shared / name).write_text("#!/bin/sh\n")
+        (shared / name).chmod(0o755)
+        os.chown(shared / name, UID, UID)
+    for name in ("python3", "venv"):
+        (shared / name / "bin").mkdir(parents=True)
+        (shared / name / "bin/python").symlink_to(sys.executable)
+        os.chown(shared / name, UID, UID)
+    monkeypatch.chdir(shared)
+    result, said = typed(line)
+    said = said.replace("shared/", "")
+    assert [part for part in parts if part not in said] == [], said
+    assert result == code, said
+
+
+@pytest.mark.parametrize(("line", "runs"), [("python a.py", "./python a.py"), ("--instances 2 plan", "runs 2")])
+@needs_root
+@pytest.mark.parametrize("owner", [0, UID])
+def test_the_users_own_file_and_that_of_the_folders_owner_come_first(typed, tmp_path, monkeypatch, line, runs, owner):
+    for name in ("python", "plan"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+        os.chown(tmp_path / name, owner, owner)
+    os.chown(tmp_path, owner, owner)
+    monkeypatch.chdir(tmp_path)
+    code, said = typed(line)
+    assert (code, runs in said) == (0, True), said
 
 
 def test_a_quiet_launch_has_no_notes_but_its_warnings(typed, monkeypatch):

@@ -11,6 +11,7 @@ from cpulaunch.probe.software.interpreters import missing_torch
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program, WorkerPython
 from tests.plan.machines import machine
+from tests.strangers import UID, needs_root
 
 
 def script(path):
@@ -162,6 +163,26 @@ def test_a_python_is_found_by_its_environment(tmp_path):
         find_python(str(tmp_path), {})
     (tmp_path / "bin/python3").symlink_to(sys.executable)
     assert find_python(str(tmp_path), {}) == f"{tmp_path}/bin/python3"
+
+
+@needs_root
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_of_another_user_is_no_python_by_its_name(tmp_path, monkeypatch, link):
+    """In /tmp anyone can put one in place of the Python of that name."""
+    for folder in ("python3", "env"):
+        (tmp_path / folder / "bin").mkdir(parents=True)
+        (tmp_path / folder / "bin/python").symlink_to(sys.executable)
+    if link:
+        (tmp_path / "python3").rename(tmp_path / "own")
+        (tmp_path / "python3").symlink_to("own")
+    os.chown(tmp_path / "python3", UID, UID, follow_symlinks=False)
+    (tmp_path / "bin").mkdir()
+    for name in ("python3", "env"):
+        (tmp_path / "bin" / name).symlink_to(sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert find_python("python3", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/bin/python3"
+    assert find_python("env", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/env/bin/python", "the user's own"
+    assert find_python("./python3", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/python3/bin/python"
 
 
 def test_commands_come_from_the_path_that_is_given(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from cpulaunch.launch.process.program import find_executable, printable
+from cpulaunch.launch.process.program import find_executable, is_meant, printable
 from cpulaunch.records.errors import CpulaunchError, NotExecutableError, NotFoundError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Program
@@ -23,11 +23,12 @@ SHELL_SUFFIXES = {".sh": "sh", ".bash": "bash", ".zsh": "zsh"}
 def runnable(program: Program, environ: Mapping[str, str]) -> Program:
     """The program as its file says it runs: a script of another language, or a binary, as a command.
 
-    A name that is no file is searched in PATH: Python, and scripts that Python runs, such as uvicorn, run.
+    A name that is no file, or one of another user in the current folder, is searched in PATH: Python, and scripts that
+    Python runs, such as uvicorn, run.
     Raises: NotFoundError for any other command, NotExecutableError for a shell script without a first line `#!`.
     """
     path = program.target
-    if not os.path.exists(path):
+    if not is_meant(path):
         return _of_command(program, environ)
     head = _head(path)
     shebang = _shebang(head)
@@ -85,13 +86,18 @@ def _with_directory(path: str) -> str:
 
 
 def _of_command(program: Program, environ: Mapping[str, str]) -> Program:
-    """The program that a command in PATH is. Raises: NotFoundError if Python does not run it."""
+    """The program that a command in PATH is.
+
+    Raises: NotFoundError if Python does not run it, or if the current folder alone has it.
+    """
     name = program.target
     if os.path.dirname(name) and not is_python_name(os.path.basename(name)):
         return program
     try:
         found = os.path.abspath(find_executable(name, environ))
     except CpulaunchError:
+        if os.path.exists(name):
+            raise
         return program
     if is_python_name(name):
         return _of_python(program, found)

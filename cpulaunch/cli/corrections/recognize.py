@@ -6,7 +6,7 @@ import os
 
 from cpulaunch.cli.corrections.commands import restated, suggestion
 from cpulaunch.cli.corrections.programs import runnable
-from cpulaunch.launch.process.program import check_program
+from cpulaunch.launch.process.program import check_program, is_meant
 from cpulaunch.records.command_line import CommandLine
 from cpulaunch.records.errors import CpulaunchError, NotFoundError
 from cpulaunch.records.record import replace
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 def other_command(line: CommandLine, tokens: Sequence[str], *, only_plan: bool) -> list[str] | None:
     """The command line that was meant, if the program's name is a command of cpulaunch; None if it is not.
 
-    A file of that name is the program, and so is what follows `--`. Raises: CpulaunchError.
+    A file of that name is the program, unless another user put it there, and so is what follows `--`.
+    Raises: CpulaunchError.
     """
     program = line.program
-    if program is None or os.path.exists(program.target):
+    if program is None or is_meant(program.target):
         return None
     before = _before(program, tokens)
     if before[-1:] == ["--"]:

@@ -137,8 +137,27 @@ def find_python(requested: str, environ: Mapping[str, str]) -> str:
 
     Raises: NotFoundError or NotExecutableError.
     """
-    path = _environment_python(requested) if os.path.isdir(requested) else requested
+    is_folder = os.path.isdir(requested) and is_meant(requested)
+    path = _environment_python(requested) if is_folder else requested
     return os.path.abspath(find_executable(path, environ, what="Python interpreter"))
+
+
+def is_meant(path: str) -> bool:
+    """Whether there is a file or folder at the path that it stands for.
+
+    A name alone stands for none of another user in the current folder: that user would choose what runs instead of the
+    command of that name.
+    """
+    if not os.path.exists(path):
+        return False
+    if os.path.dirname(path) or path in (os.curdir, os.pardir):
+        return True
+    from cpulaunch.system.files.paths import is_of_current_folder  # Most programs are a script or have a path.
+
+    try:
+        return is_of_current_folder(path)
+    except OSError:
+        return False
 
 
 def _environment_python(folder: str) -> str:
@@ -160,6 +179,8 @@ def _not_found(what: str, name: str) -> NotFoundError:
     hint = "check the name or give a path"
     if source is None and os.path.islink(name):
         hint = f"it is a link to {printable(os.readlink(name))}, which leads nowhere"
+    elif source is not None and os.path.exists(name):
+        hint = f"to use that of the current folder, write {printable(os.path.join(os.curdir, name))}"
     return NotFoundError(f"{what} not found", value=printable(name), source=source, hint=hint)
 
 

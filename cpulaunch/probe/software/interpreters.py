@@ -213,21 +213,12 @@ def missing_torch(
 
 
 def _is_near(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether a folder of the current one is an environment with torch.
-
-    One of another user than root and the owner of the current folder is none to name: anyone can put one into /tmp, or
-    a link to one that they replace later.
-    """
-    from cpulaunch.system.files.paths import FOLDER, have_one_owner, is_trusted_in  # Most Pythons have torch.
+    """Whether a folder of the current one, unless another user put it there, is an environment with torch."""
+    from cpulaunch.system.files.paths import is_of_current_folder  # Most Pythons have torch.
 
     try:
-        folder = os.open(".", FOLDER)
-        try:
-            status = os.lstat(name)
-            if not (is_trusted_in(status, folder) or have_one_owner(status, os.fstat(folder))):
-                return False
-        finally:
-            os.close(folder)
+        if not is_of_current_folder(name):
+            return False
         python = environment_python(Root(), os.path.abspath(name))
     except OSError:
         return False  # There is none, or the current folder was removed.

@@ -68,6 +68,19 @@ def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
     return uid == other.st_uid and not (is_unmapped(uid) or is_ambiguous(uid))
 
 
+def is_of_current_folder(name: str) -> bool:
+    """Whether this user, root or the owner of the current folder owns what has this name there. Raises: OSError.
+
+    What another user owns is none to run by its name alone: anyone can put it into /tmp, or a link that they replace.
+    """
+    folder = os.open(".", FOLDER)
+    try:
+        status = os.lstat(name)
+        return is_trusted_in(status, folder) or have_one_owner(status, os.fstat(folder))
+    finally:
+        os.close(folder)
+
+
 def is_ambiguous(uid: int) -> bool:
     """Whether users who have no number in this user namespace show this one too, which another user here may have.
 
