@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 
 if sys.platform != "win32":  # The worker's package is imported there too.
@@ -16,6 +17,7 @@ from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
 from cpulaunch.system.files.reading import open_here, open_regular
 from cpulaunch.system.files.writing import create, remove
 
+FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GET_FLAGS, SET_FLAGS, KEPT_FLAGS = 0x80086601, 0x40086602, 0x10 | 0x20
 """Source: Linux, include/uapi/linux/fs.h: FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL and FS_APPEND_FL."""
@@ -29,13 +31,15 @@ def unpredictable(prefix: str) -> str:
 def make_folder(name: str, *, folder: int | None = None) -> int:
     """A descriptor of a new, empty folder that only its owner can read. Raises: OSError.
 
-    Another user may have put an older folder of this user in its place.
+    Another user may have put an older folder of this user in its place, one that others may write.
     """
     os.mkdir(name, 0o700, dir_fd=folder)
     fd = open_own(name, folder=folder)
     try:
         if os.listdir(fd):
             raise FileExistsError(errno.EEXIST, "it was replaced by a folder that is not empty", name)
+        if os.fstat(fd).st_mode & FOR_OTHERS and not _of_new_file(fd).st_mode & FOR_OTHERS:
+            raise PermissionError(errno.EPERM, "it was replaced by a folder that other users may use", name)
     except OSError:
         os.close(fd)
         raise
@@ -72,15 +76,24 @@ def _is_own(folder: int) -> bool:
     status = os.fstat(folder)
     if (owner := status.st_uid) == os.geteuid():
         return is_unmapped(owner) or is_own(status, folder)
-    name = unpredictable(".owner-")
     try:
-        fd = create(name, folder=folder)
+        return owner == _of_new_file(folder).st_uid
     except OSError:
         return False
-    own = os.fstat(fd).st_uid
-    os.close(fd)
-    remove(name, folder=folder)
-    return owner == own
+
+
+def _of_new_file(folder: int) -> os.stat_result:
+    """The status of a private file in the folder: a file system may keep no owners or modes, as of CIFS.
+
+    Effect: makes it, and removes it. Raises: OSError.
+    """
+    name = unpredictable(".owner-")
+    fd = create(name, folder=folder)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+        remove(name, folder=folder)
 
 
 def remove_path(path: str) -> None:

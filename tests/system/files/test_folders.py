@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import struct
 import subprocess
 import sys
 
@@ -255,6 +256,47 @@ def test_an_older_own_folder_in_place_of_a_new_one_is_refused(strangers, monkeyp
         make_folder(str(strangers / "run"))
     assert os.listdir("/proc/self/fd") == before
     assert (strangers / "run/keep").exists()
+
+
+@needs_root
+def test_an_older_own_folder_that_others_may_write_is_refused(strangers, monkeypatch):
+    """They would put in what is then taken, and removed, as what this user made."""
+    (strangers / "older").mkdir()
+    (strangers / "older").chmod(0o770)
+    mkdir = os.mkdir
+
+    def swapping(name, *arguments, **options):
+        mkdir(name, *arguments, **options)
+        as_stranger(lambda: (os.rename(strangers / "run", strangers / "new"), os.rename(strangers / "older", name)))
+
+    monkeypatch.setattr(os, "mkdir", swapping)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(PermissionError, match="other users may use"):
+        make_folder(str(strangers / "run"))
+    assert os.listdir("/proc/self/fd") == before
+    assert os.listdir(strangers / "run") == []
+
+
+def test_a_folder_on_a_share_that_keeps_no_modes_is_new(tmp_path, monkeypatch):
+    """As on CIFS or FAT, where all folders and files show the modes that the mount names."""
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((fstat(fd).st_mode | 0o055, *fstat(fd)[1:])))
+    os.close(make_folder(str(tmp_path / "run")))
+    assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_folder_is_new_whatever_its_parent_hands_on(tmp_path):
+    """A group, and permissions of a friend."""
+    entries = (1, 7, -1), (2, 7, UID), (4, 7, -1), (16, 7, -1), (32, 7, -1)
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *each) for each in entries)
+    tmp_path.chmod(0o2777)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+    except (OSError, AttributeError):
+        pytest.skip("this file system has no ACLs")
+    os.close(make_folder(str(tmp_path / "run")))
+    assert os.getxattr(tmp_path / "run", "system.posix_acl_access")
+    assert (tmp_path / "run").stat().st_mode & 0o7777 == 0o2700
 
 
 def test_a_folder_on_a_share_that_maps_users_is_own(tmp_path, monkeypatch):
