@@ -10,6 +10,7 @@ from cpulaunch.cli import terminal
 from cpulaunch.launch.supervision.findings import findings
 from cpulaunch.launch.supervision.report import (
     flags_without_effect,
+    lost_events,
     metric_lines,
     report,
     worker_lines,
@@ -62,7 +63,7 @@ def finish_watched_launch(
 
     `before`: what `check_reports` found; None if it has no report. `environ`: of the launch.
     """
-    for line in metric_lines(plan, result):
+    for line in (*metric_lines(plan, result), *lost_events(result)):
         notify(line)
     code = result.exit_code
     if flags := flags_without_effect(plan, result):

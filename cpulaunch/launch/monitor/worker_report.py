@@ -9,7 +9,7 @@ import json
 
 from cpulaunch.records.plan import LARGEST_METRIC
 from cpulaunch.records.record import field, record, replace
-from cpulaunch.system.files.reading import read_lines_at_ends
+from cpulaunch.system.files.reading import is_marked_lost, read_lines_at_ends
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class WorkerReport:
     ignored: int = 0
     """Lines that are no events, or beyond the limits of their kind."""
     unread_bytes: int = 0
+    lost: bool = False
+    """Whether an event could not be written, as for want of space."""
 
 
 def read_event_file(path: str) -> WorkerReport:
@@ -83,7 +85,7 @@ def read_event_file(path: str) -> WorkerReport:
         lines, unread_bytes = read_lines_at_ends(path, max_bytes=MAX_BYTES)
     except OSError:
         return WorkerReport()
-    return replace(read_worker_report(lines), unread_bytes=unread_bytes)
+    return replace(read_worker_report(lines), unread_bytes=unread_bytes, lost=is_marked_lost(path))
 
 
 def read_worker_report(lines: Iterable[str]) -> WorkerReport:

@@ -215,8 +215,17 @@ def flags_without_effect(plan: LaunchPlan, result: LaunchResult) -> tuple[str, .
 
 
 def workers_without_plugin(result: LaunchResult) -> tuple[int, ...]:
-    """The indexes of the watched workers in which no process loaded the plugin."""
-    return tuple(w.index for w in result.workers if w.observation is not None and w.observation.report.main_pid is None)
+    """The indexes of the watched workers in which no process loaded the plugin, as far as their events tell."""
+    reports = {w.index: w.observation.report for w in result.workers if w.observation is not None}
+    return tuple(index for index, each in reports.items() if each.main_pid is None and not each.lost)
+
+
+def lost_events(result: LaunchResult) -> tuple[str, ...]:
+    """A warning if workers could not write events, on which metrics and what is said of settings rest."""
+    lost = frozenset(w.index for w in result.workers if w.observation is not None and w.observation.report.lost)
+    if not lost:
+        return ()
+    return (f"warning: {_workers_text(lost)} could not write all events: is the file system of TMPDIR full?",)
 
 
 def _plugin_flags(worker: WorkerPlan) -> list[str]:

@@ -10,6 +10,8 @@ import os
 import stat
 
 MAX_PROC = 1 << 24
+LOST = 0o601
+"""The mode of a private file to which something could not be written: one that no file system gives to all files."""
 
 
 def open_regular(name: str, *, folder: int | None = None, links: bool = False) -> int:
@@ -105,6 +107,26 @@ def read_start(name: str, *, max_bytes: int, folder: int | None = None) -> bytes
         return read_from(fd, max_bytes)
     finally:
         os.close(fd)
+
+
+def mark_lost(name: str) -> None:
+    """Effect: a file of this user shows that something could not be written to it, which takes no space.
+
+    Raises: OSError.
+    """
+    fd = open_regular(name)
+    try:
+        os.fchmod(fd, LOST)
+    finally:
+        os.close(fd)
+
+
+def is_marked_lost(name: str) -> bool:
+    """Whether something could not be written to the file of this name, as for want of space."""
+    try:
+        return stat.S_IMODE(os.stat(name, follow_symlinks=False).st_mode) == LOST
+    except OSError:
+        return False
 
 
 def read_end(name: str, *, max_bytes: int, folder: int | None = None) -> bytes:

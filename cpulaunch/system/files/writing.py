@@ -75,7 +75,7 @@ def replace(name: str, data: bytes, *, mode: int = 0o600, folder: int | None = N
     `like`, a descriptor of another file: the new one gets its owner, as far as that is allowed, and its permissions,
     whatever the umask.
     """
-    temporary = _temporary(name)
+    temporary = f"{name}.{os.urandom(8).hex()}"  # Others may write in the folder; process ids recur in containers.
     fd = create(temporary, mode=mode if like is None else 0o600, folder=folder)
     try:
         if like is not None:
@@ -112,14 +112,6 @@ def _make_alike(fd: int, like: int) -> None:
     if not (has_group and is_set):
         mode = mode & stat.S_IRWXU | common << 3 | common
     os.fchmod(fd, mode)
-
-
-def _temporary(name: str) -> str:
-    """A name beside a file's that is unpredictable: others may write in the folder.
-
-    Processes of several containers that share it may have the same process id.
-    """
-    return f"{name}.{os.urandom(8).hex()}"
 
 
 def remove(name: str, *, folder: int | None = None) -> None:
@@ -332,8 +324,8 @@ def append(name: str, data: bytes, *, folder: int | None = None) -> None:
     fd = os.open(name, os.O_WRONLY | os.O_APPEND | SAFELY, dir_fd=folder)
     try:
         status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode) and status.st_size < MAX_LINES_FILE:
-            os.write(fd, data)
+        if stat.S_ISREG(status.st_mode) and status.st_size < MAX_LINES_FILE and os.write(fd, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
     finally:
         os.close(fd)
 

@@ -7,6 +7,7 @@ events survive however the process ends. Source: open(2), O_APPEND; POSIX write(
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.writing import append
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def report_event(event: str, **facts: Any) -> None:
-    """Effect: appends the event to the launch's file; without such a file, none. Never raises for a full disk."""
+    """Effect: appends the event to the launch's file; without such a file, none. Never raises for a full disk.
+
+    The launch then sees that an event is lost.
+    """
     path = os.environ.get(EVENTS_VARIABLE)
     if not path:
         return
@@ -28,7 +32,10 @@ def report_event(event: str, **facts: Any) -> None:
     try:
         append(path, line.encode(errors="backslashreplace"))
     except OSError:
-        return  # The launch has ended and removed the file, or the disk is full.
+        from cpulaunch.system.files.reading import mark_lost
+
+        with suppress(OSError):  # The launch has ended and removed the file.
+            mark_lost(path)
 
 
 class MetricQueue:

@@ -95,6 +95,32 @@ def test_figures_of_programs_cost_nothing_without_a_listener(cpulaunch):
     assert (result.stdout, result.stderr) == ("speed: 18.5\n", "")
 
 
+FILL = """
+import os
+folder = os.path.dirname(os.environ["CPULAUNCH_EVENTS"])
+with open(folder + "/full", "wb", buffering=0) as file:
+    while True:
+        try:
+            file.write(bytes(1 << 12))
+        except OSError:
+            break
+import torch
+"""
+
+
+@pytest.mark.root
+@pytest.mark.torch
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_worker_whose_events_found_no_space_is_not_one_without_torch(cpulaunch, tmp_path):
+    (tmp_path / "fill.py").write_text(FILL)
+    small = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o size=64k tmpfs {tmp_path}/small && exec "$@"', "sh")
+    (tmp_path / "small").mkdir()
+    options = ("--strict", "--precision", "tf32", "--report", "r.json")
+    result = cpulaunch(*options, "fill.py", prefix=(*small, "env", f"TMPDIR={tmp_path}/small"))
+    assert result.returncode == 0, result.stderr
+    assert "warning: worker 0 could not write all events: is the file system of TMPDIR full?" in result.stderr
+
+
 ABSENT = "without effect: --precision: no worker loaded torch 2.5 or newer with cpulaunch in its environment"
 
 
