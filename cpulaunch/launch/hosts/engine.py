@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 
-from cpulaunch.launch.hosts.agent.files import agent_config_file, private_logs, rank_config_file
+from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, private_logs, rank_config_file
 from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankPipe, write_message
 from cpulaunch.launch.hosts.output import JobOutput, open_job_output
 from cpulaunch.launch.hosts.result import job_result, observed_ranks, read_report
@@ -31,6 +31,7 @@ from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_if_empty
 from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.writing import create
 from cpulaunch.system.signals import ending_signals
 
 TYPE_CHECKING = False
@@ -262,6 +263,7 @@ def _write_messages(run: _HostRun, output: JobOutput) -> None:
         env = (*NOT_INHERITED, *worker.env, *own_stores, *events)
         write_message(rank_config_file(run.directory, spec.worker), rank_config(spec, env, pipes))
     write_message(agent_config_file(run.directory), run.config)
+    os.close(create(agent_report_file(run.directory)))  # For a mark, if the agent finds no space for its report.
 
 
 def rank_config(spec: ExecSpec, env: Sequence[tuple[str, str | None]], pipes: Sequence[RankPipe]) -> RankConfig:

@@ -16,7 +16,7 @@ from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.plan import LATEST_SECONDS, JobPlan
 from cpulaunch.records.record import replace
-from cpulaunch.system.files.reading import read_end
+from cpulaunch.system.files.reading import is_marked_lost, read_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ ERRORS: dict[int, type[CpulaunchError]] = {
 
 
 def read_report(directory: str) -> AgentReport | None:
-    """The agent's report in the run's directory; None if it ended without a whole one."""
+    """The agent's report in the run's directory; None if it ended without a whole one.
+
+    Where it found no space for one, a report without failures: its exit code tells how the ranks ended.
+    """
+    if is_marked_lost(agent_report_file(directory)):
+        return AgentReport(exit_code=0)
     try:
         report = read_message(agent_report_file(directory), AgentReport)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.

@@ -45,6 +45,8 @@ def _summary(result: LaunchResult) -> tuple[str, ...]:
         return tuple(_failed_rank(worker, result, attempts=result.attempts))
     if result.ended_by is not None and result.exit_code:
         return (f"cpulaunch: stopped by {signal_text(result.ended_by)}",)
+    if result.attempts is not None and result.exit_code:  # The agent could not write which rank failed.
+        return (f"cpulaunch: the job failed: exit code {result.exit_code}",)
     return ()
 
 

@@ -471,6 +471,46 @@ def test_a_full_disk_is_one_error_and_leaves_no_directory(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
+FILL = """
+import os, sys
+with open(os.environ["TMPDIR"] + "/full", "wb", buffering=0) as file:
+    while True:
+        try:
+            file.write(bytes(1 << 12))
+        except OSError:
+            break
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.torch
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_job_ends_as_its_ranks_where_the_agent_finds_no_space_for_its_report(tmp_path, code):
+    (tmp_path / "fill.py").write_text(FILL)
+    (tmp_path / "small").mkdir()
+    small = f'mount -t tmpfs -o size=256k tmpfs {tmp_path}/small && exec "$@"'
+    command = [sys.executable, "-m", "cpulaunch", "--logs-specs", "default", "fill.py", str(code)]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", small, "sh", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "small")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    lines = ["cannot write how the ranks ended: [Errno 28] No space left on device", "the job failed: exit code 3"]
+    assert [line.removeprefix("cpulaunch: ") for line in done.stderr.splitlines()] == lines[: 2 if code else 1]
+
+
+def test_an_agent_that_did_not_come_to_its_report_is_an_error(tmp_path):
+    (tmp_path / "report.json").touch(0o600)
+    assert read_report(str(tmp_path)) is None
+
+
 def test_a_launcher_killed_as_soon_as_its_directory_exists_leaves_none(tmp_path):
     killed_after_mkdir = """
 launcher, made = os.getpid(), []

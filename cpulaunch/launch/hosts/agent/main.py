@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file
     from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentError, AgentReport, read_message, write_message
     from cpulaunch.records.errors import CpulaunchError
+    from cpulaunch.system.files.reading import mark_lost
 
     directory = arguments[0]
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch handles it once there are ranks; before, it ends this process.
@@ -49,6 +51,10 @@ def main(arguments: Sequence[str]) -> int:
         write_message(agent_report_file(directory), report)
     except OSError as error:  # The exit code still tells whether the ranks failed.
         _notify(f"cannot write how the ranks ended: {error}")
+        if report.error is not None:
+            _notify(f"error: {report.error.what}")
+        with suppress(OSError):
+            mark_lost(agent_report_file(directory))
     return report.exit_code
 
 
