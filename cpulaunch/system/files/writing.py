@@ -61,11 +61,11 @@ def create_unnamed(folder: str) -> int:
 
 
 def claim_name(name: str) -> bool:
-    """Whether this is the first call for the name. Effect: makes an empty file."""
+    """Whether this is the first call for the name, or no file can be made. Effect: makes an empty file."""
     try:
         os.close(create(name))
-    except OSError:
-        return False
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
     return True
 
 

@@ -46,7 +46,10 @@ def _is_child() -> bool:
 
 
 def _arrive(events: str) -> bool:
-    """Whether this is the first process of its worker to arrive. Effect: reports the arrival to the launch."""
+    """Whether this is the first process of its worker to arrive. Effect: reports the arrival to the launch.
+
+    Where no file can be made, as without inodes, every process is: the launch takes a second arrival for none.
+    """
     folder, name = os.path.split(events)
     worker = name.removeprefix("worker-").removesuffix(".jsonl")
     try:

@@ -1,16 +1,20 @@
 """Arrivals and ends -> the missing workers, and when a notice names them."""
 
+import errno
+
 import pytest
 
 from cpulaunch.launch.monitor.start_barrier import (
     NOTICE_SECONDS,
     BarrierState,
+    StartBarrier,
     overdue_notice,
     with_arrivals,
     without_worker,
 )
 from cpulaunch.launch.process import run_directory
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
+from cpulaunch.system.files import writing
 from cpulaunch.worker.reporting import barrier
 from cpulaunch.worker.reporting import process_identity as origin
 
@@ -57,3 +61,23 @@ def test_no_notice_comes_before_the_first_arrival():
 def test_both_sides_use_the_same_names():
     assert (run_directory.ARRIVALS, run_directory.GATE) == (barrier.ARRIVALS, barrier.GATE)
     assert origin.MARK in dict(NOT_INHERITED)
+
+
+def test_a_worker_arrives_where_no_file_can_be_made(tmp_path, monkeypatch):
+    """As without inodes: else the others would wait for as long as it runs."""
+    launch = StartBarrier(str(tmp_path), frozenset({0, 1}))
+
+    def no_inode(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writing, "create", no_inode)
+    assert barrier._arrive(str(tmp_path / "worker-1.jsonl"))
+    launch.serve(0.0)
+    assert launch.state.missing == frozenset({0})
+    launch.close()
+
+
+def test_only_the_first_process_of_a_worker_arrives(tmp_path):
+    launch = StartBarrier(str(tmp_path), frozenset({0}))
+    assert [barrier._arrive(str(tmp_path / "worker-0.jsonl")) for _ in range(2)] == [True, False]
+    launch.close()
