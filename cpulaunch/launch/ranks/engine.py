@@ -193,9 +193,9 @@ def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None
 
     A listener alone shows nothing: any user of the host may listen at another address of the port, or after the ranks.
     """
-    from cpulaunch.launch.supervision.failure_text import found_address_in_use
+    from cpulaunch.launch.supervision.failure_text import found_port_in_use
 
-    if result.first_failure is None or not found_address_in_use(result) or not reservation.is_taken():
+    if result.first_failure is None or not found_port_in_use(result, reservation.port) or not reservation.is_taken():
         return None
     holder = port_holder(reservation.port) or "another process"
     return f"port {reservation.port} of the ranks was taken by {holder}"

@@ -140,11 +140,15 @@ def _failed_at(rank: WorkerResult, started_at: float) -> tuple[int, float]:
     return recorded, ended_at
 
 
-def found_address_in_use(result: LaunchResult) -> bool:
-    """Whether a rank says, in its last lines or its exception, that another process listens at an address."""
+def found_port_in_use(result: LaunchResult, port: int) -> bool:
+    """Whether a rank says, in one of its last lines or its exception, that another process listens at this port.
+
+    torch's store and cpulaunch's name it. The program's own ports are another matter.
+    """
     recorded = (rank.error.text for rank in result.workers if rank.error is not None)
     texts = (*recorded, *(line for rank in result.workers for line in rank.last_lines))
-    return any(words in text.lower() for text in texts for words in IN_USE)
+    named = re.compile(rf"\b{port}\b")
+    return any(words in text.lower() and named.search(text) for text in texts for words in IN_USE)
 
 
 def exit_text(worker: WorkerResult) -> str:

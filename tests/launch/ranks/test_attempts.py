@@ -203,8 +203,11 @@ SERVING = """
             say(f"port.{count}", port)
             wait_for(f"go.{count}")
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("", port))
-            server.listen()
+            try:
+                server.bind(("", port))
+                server.listen()
+            except OSError as error:
+                sys.exit(f"port {port}: {error}")
         say(f"done.{rank}.{attempt}", "1")
 """
 
@@ -255,7 +258,7 @@ def test_a_lost_port_is_replaced_without_counting_a_restart(launch, impostor):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs two addresses of loopback")
 def test_a_listener_beside_rank_0_restarts_no_job_that_fails_for_another_reason(launch, impostor):
-    """Any user of the host may listen at another address of the same port."""
+    """Any user of the host may listen at another address of the same port, and at a port of the program's own too."""
     launch.write("""
         if rank == 0:
             with socket.socket() as server:
@@ -264,6 +267,7 @@ def test_a_listener_beside_rank_0_restarts_no_job_that_fails_for_another_reason(
                 server.listen()
                 say(f"port.{int(os.path.exists('port.0'))}", os.environ["MASTER_PORT"])
                 wait_for("go.0")
+            print("port 80: Address already in use", file=sys.stderr)
             sys.exit(3)
         signal.pause()
     """)

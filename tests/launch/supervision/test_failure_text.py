@@ -3,7 +3,7 @@
 import pytest
 
 from cpulaunch.launch.supervision.error_file import RankError
-from cpulaunch.launch.supervision.failure_text import TRACEBACK, root_cause, summary
+from cpulaunch.launch.supervision.failure_text import TRACEBACK, found_port_in_use, root_cause, summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.record import replace
 
@@ -134,3 +134,22 @@ def test_escape_sequences_of_workers_and_hosts_are_shown_as_text():
         r"  red\x1b[2J",
         "  a     b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("failed to listen on any local network address. port: 29500, code: -98, name: EADDRINUSE", True),
+        ("the store cannot listen at 127.0.0.1, port 29500: Address already in use", True),
+        ("error while attempting to bind on address ('127.0.0.1', 29500): address already in use", True),
+        ("failed to bind to [::]:29500 (errno: 98 - Address already in use)", True),
+        ("port 8000: Address already in use", False),
+        ("port 129500: Address already in use", False),
+        ("port 29500: Connection refused", False),
+    ],
+)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_port_in_use_is_that_of_the_ranks(line, found, recorded):
+    failed = rank(0, code=1, recorded=1700000000, text=f"{TRACEBACK}\n{line}") if recorded else None
+    result = job(failed or rank(0, code=1, last_lines=("epoch 29500", line)), first=0)
+    assert found_port_in_use(result, 29500) == found
