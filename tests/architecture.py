@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check.rules": set(),
     "check": {"records", "system", "profile", "check.source", "check.rules"},
     "check.output": {"records", "check", "view", ""},
-    "cli.corrections": {"records", "launch.process"},
+    "cli.corrections": {"records", "system", "launch.process"},
     "cli.help": {"records"},
     "cli.measuring": {
         *("records", "system", "profile", "launch.process", "launch.output", "view"),

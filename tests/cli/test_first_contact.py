@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.cli import run as run_module
+from cpulaunch.cli.corrections.programs import HEAD_BYTES, _head
 from cpulaunch.cli.main import run_command_line
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.probe import Root
@@ -561,6 +562,18 @@ def test_the_users_own_file_and_that_of_the_folders_owner_come_first(typed, tmp_
     monkeypatch.chdir(tmp_path)
     code, said = typed(line)
     assert (code, runs in said) == (0, True), said
+
+
+def test_a_pipe_that_replaces_a_program_is_not_read(tmp_path, monkeypatch):
+    """Without a writer, its open would wait for ever."""
+    (tmp_path / "file").touch()
+    found = os.stat(tmp_path / "file")
+    os.mkfifo(tmp_path / "train")
+    pipe = os.open(tmp_path / "train", os.O_RDWR)
+    os.write(pipe, b"#!/bin/sh\n".ljust(HEAD_BYTES))
+    monkeypatch.setattr(os, "stat", lambda *arguments, **options: found)
+    assert _head(str(tmp_path / "train")) == b""
+    os.close(pipe)
 
 
 def test_a_quiet_launch_has_no_notes_but_its_warnings(typed, monkeypatch):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from cpulaunch.launch.process.program import find_executable, is_meant, printable
 from cpulaunch.records.errors import CpulaunchError, NotExecutableError, NotFoundError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Program
+from cpulaunch.system.files.reading import open_regular, read_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +47,15 @@ def runnable(program: Program, environ: Mapping[str, str]) -> Program:
 def _head(path: str) -> bytes:
     """The first bytes of a regular file; none if it cannot be read, or is a pipe that can be read only once."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return b""
-        with open(path, "rb") as file:
-            return file.read(HEAD_BYTES)
+        fd = open_regular(path, links=True)
     except (OSError, ValueError):
         return b""
+    try:
+        return read_from(fd, HEAD_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _shebang(head: bytes) -> list[str]:
