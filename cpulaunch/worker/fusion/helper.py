@@ -66,7 +66,7 @@ def help_until_end(requests: int, worker: int) -> None:
 
 
 def answer_requests(requests: int, helper: int) -> None:
-    """Effect: tries graphs until the socket is closed. Its first line is the worker's sys.path, and a folder.
+    """Effect: tries graphs until the socket is closed. Its first line is the folders of modules, and another folder.
 
     `helper`: the parent process.
     """

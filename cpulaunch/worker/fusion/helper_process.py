@@ -70,8 +70,7 @@ class HelperProcess:
             self._socket.close()
             raise
         self._status = os.fstat(self._socket.fileno())
-        path = [entry for entry in sys.path if isinstance(entry, str) and os.path.isabs(entry)]
-        self._unsent = json.dumps({"path": path, "folder": folder}).encode() + b"\n"
+        self._unsent = json.dumps({"path": module_folders(), "folder": folder}).encode() + b"\n"
         self._received = b""
 
     def send(self, line: bytes) -> None:
@@ -144,6 +143,24 @@ class HelperProcess:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED)  # A worker that is process 1 has adopted it.
             os.close(pidfd)
+
+
+def module_folders() -> list[str]:
+    """Folders in which the helper finds torch and this package as the program does.
+
+    The one that Python puts first, that of the script or, with -m, the current one, is none unless either is there, or
+    PYTHONPATH names it: anyone may have put modules of any name into it.
+    """
+    main = sys.modules.get("__main__")
+    implied = os.path.dirname(os.path.realpath(getattr(main, "__file__", None) or "/"))
+    if getattr(main, "__spec__", None) is not None:
+        with suppress(OSError):  # It was removed.
+            implied = os.getcwd()
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "cpulaunch"))
+    kept = {os.path.dirname(os.path.dirname(file)) for file in files if file}
+    kept |= {os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
+    folders = (each for each in sys.path if isinstance(each, str) and os.path.isabs(each))
+    return [each for each in folders if each != implied or each in kept]
 
 
 def _start(own: socket.socket, other: socket.socket) -> None:
