@@ -27,7 +27,11 @@ _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._fun
 _frames: Any = torch._C._dynamo.eval_frame
 _is_grad_enabled = torch.is_grad_enabled
 _graph_task = torch._C._current_graph_task_id
-"""Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow."""
+_saved_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: None)
+"""Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow.
+
+torch 2.5 does not tell which hooks are in force for the tensors that autograd saves.
+"""
 
 
 def _swapped_callback() -> Any:
@@ -185,12 +189,16 @@ class CallWrapper:
         if _is_weightless(module) and module not in self._weightless:
             self._weightless.add(module)
             return self.modes.run_as_is(module, args, kwargs)
-        trial = None if self._layout is None else self._layout.trial(module)
+        is_checkpoint = _saved_hooks(True) is not None  # It saves the same tensors when it computes the call again.
+        run = self.modes.run_as_is if is_checkpoint else self._measured
+        is_backward = _graph_task() != -1  # A checkpoint computes again what was in another call, or had its trial.
+        trial = None if self._layout is None or is_backward else self._layout.trial(module)
         if trial is None:
-            return self._measured(module, args, kwargs)
+            return run(module, args, kwargs)
         if trial.has_ended:
-            return trial.converted(module, args, kwargs, lambda: self._measured(module, args, kwargs))
-        return trial.call(module, args, kwargs, lambda: self._in_trial(module, args, kwargs))
+            return trial.converted(module, args, kwargs, lambda: run(module, args, kwargs))
+        run = run if is_checkpoint else self._in_trial
+        return trial.call(module, args, kwargs, lambda: run(module, args, kwargs))
 
     def _in_trial(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that is part of a trial of layouts: always in one mode, without captured graphs."""
