@@ -143,13 +143,13 @@ class CallModes:
         return bool(self.residents.covers(module))
 
     def progress(self) -> int:
-        """A number that changes when a call prepares something for later ones: a capture, or resident weights."""
-        prepared = 0 if self.captures is None else self.captures.preparations
+        """A number that changes when a call of this thread prepares a capture, or any call resident weights."""
+        prepared = 0 if self.captures is None else self.captures.own.preparations
         return prepared if self.residents is None else prepared + int(self.residents.progress)
 
     def pending(self) -> int:
-        """The number of calls so far that found a capture in preparation elsewhere."""
-        return 0 if self.captures is None else self.captures.pending
+        """The number of this thread's calls so far that found a capture in preparation elsewhere."""
+        return 0 if self.captures is None else self.captures.own.pending
 
     def preparing_seconds(self) -> float:
         """How long this thread's captures have taken so far, which have a budget of their own."""

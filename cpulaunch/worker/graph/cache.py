@@ -61,19 +61,23 @@ TOLERATED_SLOWDOWN = 1.05
 """A capture that takes longer than eager execution by more than this factor is not used; noise is below it."""
 
 
-class _Spent(threading.local):
-    """Seconds that one thread has spent on captures."""
+class _Own(threading.local):
+    """What the calls of one thread have done for captures.
+
+    `seconds`: how long captures took. `preparations`: how many calls did more than run a module or a graph: they made,
+    verified or dropped a capture, or wait for one; their durations say nothing about later calls. `pending`: how many
+    found a capture in preparation elsewhere, or too early.
+    """
 
     seconds = 0.0
+    preparations = 0
+    pending = 0
 
 
 class Captures:
     """All captures of a process. `call` is thread-safe; only one thread captures at a time.
 
-    `preparations` counts the calls that did more than run a module or a graph: they made, verified or dropped a
-    capture, or wait for one; their durations say nothing about later calls. `pending` counts those that found a
-    capture in preparation elsewhere, or too early. `seconds_of`: how long all calls of a module have taken, in other
-    modes too. `own`: what this thread has spent.
+    `seconds_of`: how long all calls of a module have taken, in other modes too. `own`: of this thread.
     """
 
     def __init__(self, settings: TorchSettings, engine: Engine) -> None:
@@ -82,9 +86,7 @@ class Captures:
         self._states: dict[int, ModuleState] = {}
         self._capture_lock = threading.Lock()
         self.usage = Usage(settings)
-        self.own = _Spent()
-        self.preparations = 0
-        self.pending = 0
+        self.own = _Own()
         self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
 
     def call(
@@ -94,7 +96,7 @@ class Captures:
         state = self._state(module, outermost)
         reason = not_capturable_reason(module)
         if reason is not None:
-            self.preparations += 1
+            self.own.preparations += 1
             state.record_reason(reason)
             return eager(False)
         if state.finished:
@@ -189,10 +191,10 @@ class Captures:
             forget_prepared(state.weights)
             state.record_reason(reason)
             return eager(state.try_submodules)
-        self.preparations += 1
+        self.own.preparations += 1
         now = time.perf_counter()
         if state.is_pending(key, now) or not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
-            self.pending += 1
+            self.own.pending += 1
             return self._eagerly(state, key, lambda: eager(state.try_submodules))
         lock = self._capture_lock  # A process forked meanwhile has another one.
         if state.must_wait(key) or not lock.acquire(blocking=False):
@@ -228,7 +230,7 @@ class Captures:
         if state.verified.get(id(captured), 0) >= VERIFIED_CALLS - 1:
             self.usage.saved += captured.saved_seconds
             return result
-        self.preparations += 1
+        self.own.preparations += 1
         expected = eager(False)
         state.verified[id(captured)] = state.verified.get(id(captured), 0) + 1
         try:
@@ -256,7 +258,7 @@ class Captures:
             return eager(False)
         if is_held:
             state.record_reason("the program holds the memory of its weights by other tensors, which may change it")
-            self.pending += 1
+            self.own.pending += 1
             state.postpone(key, time.perf_counter())
             return eager(False)
         return self._make_if_repeatable(state, key, call, weights, eager)
@@ -269,7 +271,7 @@ class Captures:
             return result
         state.weights = weights
         if state.outermost and not state.captures and self._is_too_early(state, key, call.module):
-            self.pending += 1
+            self.own.pending += 1
             return result
         started = time.perf_counter()
         try:
@@ -291,7 +293,7 @@ class Captures:
                 raise RefusedError("it changes an argument")
             captured = self._engine(call, result, weights)
         except PendingError:
-            self.pending += 1
+            self.own.pending += 1
             state.postpone(key, time.perf_counter())
         except RefusedError as error:
             self._refuse(state, key, str(error))

@@ -94,6 +94,26 @@ def test_the_time_of_a_capture_is_not_that_of_its_call(plugin: Plugin, clocked, 
     assert counted == [0.5]
 
 
+def test_a_capture_that_another_thread_waits_for_postpones_no_mode(plugin: Plugin, clocked, monkeypatch) -> None:
+    """A mode could be chosen without any sample of plain otherwise."""
+    clocked({"graph": 0.5, "plain": 1.0})
+    postponed, run = [], CallModes.run
+    monkeypatch.setattr(Chooser, "add", lambda self, turn, seconds, *, pending, **named: postponed.append(pending))
+
+    def waits(self, mode, module, args, kwargs):
+        def wait() -> None:
+            self.captures.own.pending += 1
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join()
+        return run(self, mode, module, args, kwargs)
+
+    monkeypatch.setattr(CallModes, "run", waits)
+    mlp()(torch.randn(4, 16))
+    assert postponed == [False]
+
+
 def test_calls_in_every_mode_count_for_a_capture_that_is_too_early(tmp_path: Path, clocked, monkeypatch) -> None:
     monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: spent < 10.0)
     clock = clocked({"graph": 0.5, "plain": 1.0})

@@ -57,10 +57,10 @@ class Program:
         self.prepared: list[bool] = []
 
     def call(self, rows: int, *, outermost: bool = True) -> Tensor:
-        value, before = torch.ones(rows, 4), self.captures.preparations
+        value, before = torch.ones(rows, 4), self.captures.own.preparations
         with torch.no_grad():
             result = self.captures.call(self.model, (value,), {}, lambda _: self.model(value), outermost=outermost)
-        self.prepared.append(self.captures.preparations != before)
+        self.prepared.append(self.captures.own.preparations != before)
         return result
 
     def reasons(self) -> str:
@@ -312,7 +312,7 @@ def test_a_module_of_long_calls_is_captured_once_they_have_taken_half_of_what_th
             run.captures.call(run.model, (value,), {}, eager, outermost=outermost)
             calls += 1
     assert calls == captured_at
-    assert run.captures.pending == captured_at - 2  # Meanwhile other modes have their turn.
+    assert run.captures.own.pending == captured_at - 2  # Meanwhile other modes have their turn.
 
 
 def test_a_capture_that_is_pending_is_tried_again_and_again_more_rarely(program, monkeypatch) -> None:
@@ -323,14 +323,14 @@ def test_a_capture_that_is_pending_is_tried_again_and_again_more_rarely(program,
         run.call(2)
         clock[0] += 0.01
     assert len(run.engine.calls) == 5  # At the start and after 0.25, 0.75, 1.75 and 3.75 seconds.
-    assert run.captures.pending == 400
+    assert run.captures.own.pending == 400
     assert run.reasons() == ""
     run.engine.error = None
     for _ in range(500):
         run.call(2)
         clock[0] += 0.01
     assert len(run.engine.calls) == 6
-    assert run.captures.pending < 900
+    assert run.captures.own.pending < 900
     assert run.captures.usage.bytes == 100
 
 
