@@ -53,7 +53,8 @@ class CallModes:
 
     `state`: of the thread; its `unwrapped` says whether calls of submodules run without the wrapper. It is set back by
     `finally`, which no KeyboardInterrupt can keep from running, unlike an `__exit__`.
-    `changed` is called when a module has fewer modes than before.
+    `changed` is called when a module has fewer modes than before. `fastest_but`: of the modes other than one, which has
+    been the fastest for such calls; None if that is not measured.
     """
 
     def __init__(self, settings: TorchSettings, original: Any, state: Any) -> None:
@@ -68,6 +69,7 @@ class CallModes:
         self._lost: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.changed: Callable[[nn.Module], None] = lambda module: None
+        self.fastest_but: Callable[..., str | None] = lambda mode, module, args, kwargs: None
 
     def candidates(self, module: nn.Module) -> tuple[str, ...]:
         """The modes possible for calls of the module at the moment, the one expected to be best first.
@@ -247,13 +249,19 @@ class CallModes:
         )
 
     def _by_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._capturing(
-            module,
-            args,
-            kwargs,
-            lambda try_submodules: self._in_autocast(module, args, kwargs, try_submodules=try_submodules),
-            outermost=True,
-        )
+        """The result by a captured graph; in autocast where there is none, as it is captured in autocast.
+
+        A call that waits for its capture runs in the fastest other mode: in autocast it may take many times as long.
+        """
+        pending = self.pending()
+
+        def eager(try_submodules: bool) -> Any:
+            mode = None if self.pending() == pending else self.fastest_but(GRAPH, module, args, kwargs)
+            if mode is not None:
+                return self._run_in(mode, module, args, kwargs)
+            return self._in_autocast(module, args, kwargs, try_submodules=try_submodules)
+
+        return self._capturing(module, args, kwargs, eager, outermost=True)
 
     def _capturing(self, module: nn.Module, args: Any, kwargs: Any, eager: Any, *, outermost: bool) -> Any:
         state = self._state

@@ -149,6 +149,8 @@ class CallWrapper:
         self.modes = CallModes(settings, original, self.state)
         self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded)
         self.modes.changed = self.chooser.restart
+        if measured:
+            self.modes.fastest_but = self.chooser.fastest_but
         if self.modes.captures is not None:
             self.modes.captures.seconds_of = self.chooser.seconds
         self._unreadable: set[str] = set()

@@ -24,6 +24,7 @@ from cpulaunch.worker.graph.capture import (
     check,
     forget_prepared,
     has_changed_arguments,
+    is_being_tried,
     is_prepared,
 )
 from cpulaunch.worker.graph.eligibility import (
@@ -43,7 +44,8 @@ from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, describe, flatten, key_of, key_of_tensors
 
 Eager = Callable[[bool], Any]
-"""Runs the call eagerly. With True, calls of submodules may be captured."""
+"""Runs the call eagerly; in whichever mode if it has been counted as pending. With True, calls of submodules may be
+captured."""
 
 Engine = Callable[[Call, Any, Weights], Captured]
 """Captures a call, given its eager result and the weights to freeze."""
@@ -193,23 +195,35 @@ class Captures:
             return eager(state.try_submodules)
         self.own.preparations += 1
         now = time.perf_counter()
-        if state.is_pending(key, now) or not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
-            self.own.pending += 1
+        if state.is_pending(key, now):
+            return self._postponed(state, eager)
+        if is_being_tried(call, state.weights):
+            state.postpone(key, now)
+            return self._postponed(state, eager)
+        if not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
+            return self._postponed(state, eager)
+        if state.must_wait(key):
             return self._eagerly(state, key, lambda: eager(state.try_submodules))
         lock = self._capture_lock  # A process forked meanwhile has another one.
-        if state.must_wait(key) or not lock.acquire(blocking=False):
-            return self._eagerly(state, key, lambda: eager(state.try_submodules))
+        if self._is_too_early(state, key, call.module) or not lock.acquire(blocking=False):
+            return self._postponed(state, eager)
         try:
             return self._make(state, key, call, eager)
         finally:
             lock.release()
 
-    def _eagerly(self, state: ModuleState, key: Key, eager: Callable[[], Any]) -> Any:
-        """The eager result of a call. Effect: counts its duration."""
+    def _eagerly(self, state: ModuleState, key: Key | None, eager: Callable[[], Any]) -> Any:
+        """The eager result of a call. Effect: counts its duration; `key` None: not as one of its kind."""
         started = time.perf_counter()
         result = eager()
         state.add_eager(key, time.perf_counter() - started)
         return result
+
+    def _postponed(self, state: ModuleState, eager: Eager) -> Any:
+        """The result of a call that may be captured later. Effect: counts it as pending first, so that `eager` may run
+        it in another mode."""
+        self.own.pending += 1
+        return self._eagerly(state, None, lambda: eager(state.try_submodules))
 
     def _run(self, state: ModuleState, captured: Captured, call: Call, eager: Eager) -> Any:
         """The captured result, or the eager one while it is being verified or when it fails."""
@@ -258,21 +272,17 @@ class Captures:
             return eager(False)
         if is_held:
             state.record_reason("the program holds the memory of its weights by other tensors, which may change it")
-            self.own.pending += 1
             state.postpone(key, time.perf_counter())
-            return eager(False)
+            return self._postponed(state, eager)
         return self._make_if_repeatable(state, key, call, weights, eager)
 
     def _make_if_repeatable(self, state: ModuleState, key: Key, call: Call, weights: Weights, eager: Eager) -> Any:
-        """The eager result of a call. Effect: captures the call, unless it changes tensors or it is too early."""
+        """The eager result of a call. Effect: captures the call, unless it changes tensors."""
         result, change = self._eagerly(state, key, lambda: changes_tensors(call, weights, lambda: eager(False)))
         if change:
             self._refuse(state, key, change)
             return result
         state.weights = weights
-        if state.outermost and not state.captures and self._is_too_early(state, key, call.module):
-            self.own.pending += 1
-            return result
         started = time.perf_counter()
         try:
             self._capture(state, key, replace(call, seconds=state.shortest(key)), result, weights, eager)
@@ -283,8 +293,12 @@ class Captures:
         return result
 
     def _is_too_early(self, state: ModuleState, key: Key, module: nn.Module) -> bool:
-        spent = max(state.eager_seconds, self.seconds_of(module))
-        return is_too_early(state.shortest(key), spent, imports="torch._dynamo" not in sys.modules)
+        """Whether the module is not captured yet, and shall not be after this call either."""
+        if state.captures or not state.outermost:
+            return False
+        seconds = state.shortest(key)
+        spent = max(state.eager_seconds + seconds, self.seconds_of(module))
+        return is_too_early(seconds, spent, imports="torch._dynamo" not in sys.modules)
 
     def _capture(self, state: ModuleState, key: Key, call: Call, result: Any, weights: Weights, eager: Eager) -> None:
         """Effect: captures the call, or records why it cannot be captured."""

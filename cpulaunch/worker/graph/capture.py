@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.portable import Function
+from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph.onednn import Frozen, UnboundedError, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
@@ -82,6 +83,7 @@ class _Prepared:
     frozen: Frozen
     low: bool
     holds: Callable[[Call], bool]
+    outcome: Callable[[Call], TrialOutcome | None]
     seconds: float
 
 
@@ -112,13 +114,13 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
             refusal = trials.refusal(UNFUSED_RUNS * call.seconds)
             if refusal is not None:
                 raise RefusedError(refusal)
-            prepared = _prepare(call, eager, weights, precision)
+            prepared = _prepare(call, eager, weights, precision, trials)
             waiting.append(prepared)
             del waiting[:-MAX_PREPARED]
         frozen = prepared.frozen
         if not frozen.accepts(call.inputs):
             raise PendingError("NaN may be lost in a call with these inputs")
-        outcome = trials.outcome(frozen.graph, frozen.inputs_of(call.inputs), frozen.safeguards.left_out)
+        outcome = prepared.outcome(call)
         if outcome is None:
             raise PendingError("its graph is being tried in another process")
         waiting.remove(prepared)
@@ -152,13 +154,19 @@ def is_prepared(call: Call, weights: Weights | None) -> bool:
     return weights is not None and any(each.holds(call) for each in tuple(_prepared.get(weights, ())))
 
 
+def is_being_tried(call: Call, weights: Weights | None) -> bool:
+    """Whether the call is traced, with these weights, and it is not known yet whether its graph can be compiled."""
+    waiting = () if weights is None else tuple(_prepared.get(weights, ()))
+    return any(each.holds(call) and each.outcome(call) is None for each in waiting)
+
+
 def forget_prepared(weights: Weights | None) -> None:
     """Effect: calls that wait for the helper process, with these weights, will not be captured."""
     if weights is not None:
         _prepared.pop(weights, None)
 
 
-def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> _Prepared:
+def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, trials: Trials) -> _Prepared:
     started = time.perf_counter()
     traced = trace_call(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager)
     mode: list[Mode] = []
@@ -167,17 +175,20 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision) -> 
         mode.append(precision.enter(contexts, call.module, cache=False))
         return mode[0].widen
 
+    frozen = freeze(
+        traced.graph,
+        traced.sources,
+        call.inputs,
+        enter_precision,
+        replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
+    )
+    left_out = frozen.safeguards.left_out
     return _Prepared(
         traced=traced,
         spec=_eager_spec(eager, traced.spec),
         views=views(call.inputs, _parts(eager)[1]) if traced.has_relative_views() else {},
-        frozen=freeze(
-            traced.graph,
-            traced.sources,
-            call.inputs,
-            enter_precision,
-            replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
-        ),
+        frozen=frozen,
+        outcome=lambda call: trials.outcome(frozen.graph, frozen.inputs_of(call.inputs), left_out),
         low=mode[0].low or traced.low,
         holds=_guard_check(traced),
         seconds=time.perf_counter() - started,

@@ -79,11 +79,11 @@ class ModuleState:
             return True
         return self._is_first(key)
 
-    def add_eager(self, key: Key, seconds: float) -> None:
-        """Effect: counts the duration of an eager call with this signature."""
+    def add_eager(self, key: Key | None, seconds: float) -> None:
+        """Effect: counts the duration of an eager call, with this signature if there is one."""
         self.eager_seconds += seconds
-        shortest = self._seen.get(key)
-        if shortest is not None:
+        shortest = None if key is None else self._seen.get(key)
+        if key is not None and shortest is not None:
             self._seen[key] = min(shortest, seconds)
 
     def shortest(self, key: Key) -> float:

@@ -220,6 +220,14 @@ class Chooser:
         entry = self._entries.get(id(module))
         return entry.ledger.account.total if entry is not None and entry.module() is module else 0.0
 
+    def fastest_but(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Of the modes other than this one, the one that has been the fastest for such calls; plain if none has run.
+
+        None if such calls are not measured.
+        """
+        entry = self._entry(module)
+        return entry.ledger.fastest_but(mode, (_flags(module), entry.signatures.of(args, kwargs)))
+
     def remove(self, module: nn.Module, mode: str) -> None:
         """Effect: calls of the module do not run in this mode any more."""
         with self._lock:

@@ -114,6 +114,13 @@ class ModuleLedger:
         since = self.account.total - RECENT_SECONDS
         return [signature for signature in self.decisions if self._used.get(signature, 0.0) >= since]
 
+    def fastest_but(self, mode: str, signature: Hashable) -> str | None:
+        """As Chooser.fastest_but, for one signature."""
+        decision = self.decisions.get(signature)
+        if decision is None:
+            return None
+        return min((PLAIN, *(each for each in decision.modes if each != mode)), key=decision.estimate)
+
     def remove(self, mode: str) -> None:
         """Effect: no signature uses the mode any more."""
         self._removed.add(mode)

@@ -14,6 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import module_calls as calls  # noqa: E402
 from cpulaunch.worker.features.call_modes import CallModes  # noqa: E402
+from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
@@ -112,6 +113,30 @@ def test_a_capture_that_another_thread_waits_for_postpones_no_mode(plugin: Plugi
     monkeypatch.setattr(CallModes, "run", waits)
     mlp()(torch.randn(4, 16))
     assert postponed == [False]
+
+
+@pytest.mark.parametrize("reason", ["its graph is being tried", "it is too early"])
+def test_a_call_that_waits_for_its_capture_runs_in_the_fastest_other_mode(
+    tmp_path: Path, clocked, monkeypatch, reason: str
+) -> None:
+    """A call in autocast may take many times as long as a plain one where bf16 is emulated."""
+    if reason == "it is too early":
+        monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: True)
+    monkeypatch.setattr(Trials, "outcome", lambda *given: None)
+    clock, seen = clocked({"graph": 9.0, "autocast": 9.0, "weights": 9.0, "plain": 1.0}), []
+    model, autocast = mlp(), CallModes._in_autocast
+    monkeypatch.setattr(
+        CallModes, "_in_autocast", lambda *given, **named: (seen.append(1), autocast(*given, **named))[1]
+    )
+    with installed(tmp_path, TorchSettings(graph="onednn", precision="bf16"), measured=True):
+        for _ in range(30):
+            model(torch.randn(4, 16))
+        seen.clear()
+        clock.ran.clear()
+        for _ in range(100):
+            model(torch.randn(4, 16))
+    assert clock.ran.count("graph") > 5
+    assert len(seen) == clock.ran.count("autocast")
 
 
 def test_calls_in_every_mode_count_for_a_capture_that_is_too_early(tmp_path: Path, clocked, monkeypatch) -> None:
