@@ -97,6 +97,18 @@ class CallModes:
             modes.append(WEIGHTS)
         return (*modes, PLAIN) if device_of(module) == "cpu" else (*modes, PLAIN)[:1]
 
+    def in_trial(self, module: nn.Module) -> str:
+        """The mode of calls that are compared with each other: the one expected to be best that takes no captures.
+
+        It is not autocast where that is slow: nothing bounds how long these calls take.
+        """
+        modes = [mode for mode in self.candidates(module) if mode != GRAPH] or [PLAIN]
+        if modes[0] == AUTOCAST and len(modes) > 1:
+            from cpulaunch.worker.weights.form import bf16_is_fast
+
+            return AUTOCAST if self._precision.dtype is torch.bfloat16 and bf16_is_fast() else modes[1]
+        return modes[0]
+
     def needs_care(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this is the module's first call, or the first that shows that it keeps tensors in objects.
 

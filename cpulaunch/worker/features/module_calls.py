@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.features.call_modes import GRAPH, CallModes
+from cpulaunch.worker.features.call_modes import CallModes
 from cpulaunch.worker.graph.dynamo import hide_from_dynamo
 from cpulaunch.worker.graph.precision import DTYPES
 from cpulaunch.worker.ledger.chooser import Chooser
@@ -206,8 +206,7 @@ class CallWrapper:
         """The result of a call that is part of a trial of layouts: always in one mode, without captured graphs."""
         if self.modes.needs_care(module, args, kwargs):
             return self.modes.first_call(module, args, kwargs)
-        mode = next((mode for mode in self.modes.candidates(module) if mode != GRAPH), PLAIN)
-        return self.modes.run(mode, module, args, kwargs)
+        return self.modes.run(self.modes.in_trial(module), module, args, kwargs)
 
     def _measured(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result in the chosen mode, whose duration decides about later calls.

@@ -13,6 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import channels_last  # noqa: E402
+from cpulaunch.worker.weights import form  # noqa: E402
 from tests.worker.capturing import close, installed, python_calls  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -100,6 +101,19 @@ def test_calls_with_other_shapes_do_not_count(tmp_path: Path) -> None:
             model(torch.randn(2, 3, 4, size))
         assert "channels_last is not faster" in plugin.reasons()
     assert not model.is_converted
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_calls_of_a_trial_are_in_bf16_only_where_that_is_fast(tmp_path: Path, monkeypatch, is_fast: bool) -> None:
+    """Calls that do not count, as of other shapes, are many."""
+    monkeypatch.setattr(form, "_fast", [is_fast])
+    model, seen = Images().train(), set()
+    model.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    settings = TorchSettings(channels_last=True, precision="bf16")
+    with installed(tmp_path, settings, measured=True), torch.enable_grad():
+        for size in range(8, 200):
+            model(torch.randn(1, 3, 8, size))
+    assert seen == {is_fast}
 
 
 def trained(model: Images, steps: int, **options: bool) -> Tensor:
