@@ -89,7 +89,7 @@ class ResidentWeights:
 
     def is_comparison_due(self, module: nn.Module) -> bool:
         """Whether the result of the module's next call is to be compared with a plain one: forms are in use."""
-        if self.kind == "fp32" or not self.accuracy.is_due(module) or not self.progress:
+        if self.kind == "fp32" or not self.progress or not self.accuracy.is_due(module):  # Which looks at all parts.
             return False
         self.progress += 1  # A compared call takes longer.
         return True

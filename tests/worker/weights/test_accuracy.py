@@ -53,6 +53,20 @@ def test_nothing_comparable_gives_no_figure(expected: Any, got: Any) -> None:
     assert difference(expected, got) is None
 
 
+def test_modules_without_packed_weights_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes milliseconds for large ones, at every call."""
+    asked: list[nn.Module] = []
+    monkeypatch.setattr(Accuracy, "is_due", lambda self, module: asked.append(module))
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        for model, value in (
+            (nn.Conv2d(64, 64, 3), torch.zeros(1, 64, 4, 4)),
+            (nn.Linear(256, 256), torch.ones(1, 256)),
+        ):
+            for _ in range(6):
+                model.eval()(value)
+    assert set(map(type, asked)) == {nn.Linear}
+
+
 def test_the_first_calls_are_compared(events: Any) -> None:
     accuracy, module = Accuracy("int8"), nn.Linear(4, 4)
     results = []
