@@ -66,7 +66,6 @@ class CallModes:
         self.residents: Any = _residents(settings)
         self._stateful: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._keeping: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._lost: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.changed: Callable[[nn.Module], None] = lambda module: None
         self.fastest_but: Callable[..., str | None] = lambda mode, module, args, kwargs: None
@@ -173,19 +172,19 @@ class CallModes:
         """Whether the mode has turned out to be impossible for the module."""
         return mode == GRAPH and self.captures.is_finished(module)
 
-    def retire(self, module: nn.Module, mode: str) -> bool:
-        """Whether the mode is over for this module, because it holds memory for it. Effect: frees that memory."""
-        if mode == GRAPH:
+    def retire(self, module: nn.Module, lost: set[str]) -> set[str]:
+        """Those of the modes that are over for this module, because they hold memory for it. Effect: frees that memory.
+
+        Packed weights are held by both modes that read them.
+        """
+        over = lost & {GRAPH}
+        if over:
             self.captures.retire(module, "calls without captured graphs are faster")
-            return True
-        if not self._has_residents(module):
-            return False
-        lost = self._lost.setdefault(module, set())
-        lost.add(mode)
-        if not lost.issuperset({WEIGHTS, AUTOCAST}.intersection(self.candidates(module))):
-            return False  # The other mode reads resident weights too.
-        self.residents.free(module)
-        return True
+        packed = {WEIGHTS, AUTOCAST}.intersection(self.candidates(module))
+        if packed <= lost and self._has_residents(module):
+            self.residents.free(module)
+            over |= packed
+        return over
 
     def run(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call in the mode.

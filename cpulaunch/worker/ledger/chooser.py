@@ -109,7 +109,7 @@ class Chooser:
     """Chooses the mode of each top-level call, and reports the choices; thread-safe.
 
     `candidates`: the modes possible for a module at the moment, the one expected to be best first; it is used always
-    unless `measured`. `retire` is called with a module and a mode that has lost, and returns whether the mode is over
+    unless `measured`. `retire` is called with a module and the modes that have lost, and returns those that are over
     for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
     program that alternates between them, as to act and to learn, is not measured for ever. `is_guarded`: whether the
     wrapper of calls must see these too, so that they are in no run that it counts down by itself.
@@ -122,7 +122,7 @@ class Chooser:
     def __init__(
         self,
         candidates: Callable[[nn.Module], tuple[str, ...]],
-        retire: Callable[[nn.Module, str], bool],
+        retire: Callable[[nn.Module, set[str]], set[str]],
         *,
         measured: bool = True,
         is_guarded: Callable[[nn.Module], bool] = lambda module: False,
@@ -276,14 +276,13 @@ class Chooser:
             entry.run_size, entry.slack = FIRST_RUN, FIRST_SLACK
             self._report(entry, turn.signature)
         if was_sampling and decision is not None and not decision.is_sampling:
-            for mode in {mode for each in entry.ledger.decisions.values() for mode in each.modes} - {PLAIN}:
-                if entry.ledger.is_useless(mode):
-                    self._give_up(entry, mode)
+            modes = {mode for each in entry.ledger.decisions.values() for mode in each.modes} - {PLAIN}
+            self._give_up(entry, set(filter(entry.ledger.is_useless, modes)))
 
-    def _give_up(self, entry: ModuleEntry, mode: str) -> None:
-        """Effect: lets the owner of the mode free what it holds for the module; it may say that the mode is over."""
+    def _give_up(self, entry: ModuleEntry, modes: set[str]) -> None:
+        """Effect: lets the owner of the modes free what it holds for the module; it says which of them are over."""
         module = entry.module()
-        if module is not None and self._retire(module, mode):
+        for mode in self._retire(module, modes) if module is not None and modes else ():
             self._remove(entry, mode)
 
     def _report(self, entry: ModuleEntry, signature: Any) -> None:

@@ -1,5 +1,6 @@
 """Calls run in the fastest mode, by the durations of real calls of modules; durations are made up by a false clock."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -455,6 +456,7 @@ def test_packed_weights_are_freed_where_they_are_slower(tmp_path: Path, clocked,
         assert set(mode for _, mode in choices(plugin)) == {"plain"}
     assert max(sizes) >= 256 * 256
     assert sizes[-1] == 0
+    assert sum(before > after for before, after in itertools.pairwise(sizes)) == 1  # They are not made again.
     assert clock.ran.count("weights") < 100
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 def calls_until_a_run(module: nn.Module, *, last_is_interrupted_after: int | None = None) -> tuple[Chooser, int]:
     """A chooser for which calls ended until the next ones need not be measured, and the number of these calls."""
-    chooser = Chooser(lambda _: ("autocast", "plain"), lambda _module, _mode: False)
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
     for number in range(100):
         turn = chooser.turn(module, (), {}, 0.0)
         if number == last_is_interrupted_after:
@@ -42,7 +42,7 @@ class Server:
         self.seconds = seconds
         self.values = {rows: torch.zeros(rows, 2) for rows in seconds}
         self.module = nn.Linear(2, 2).eval()
-        self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: False)
+        self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: set())
         self.now = 0.0
         self.ran: list[tuple[int, str]] = []
         self.turns = 0
@@ -152,7 +152,7 @@ def test_a_mode_is_tried_for_long_calls_between_training_steps(short_calls: int)
 def test_modes_that_were_impossible_are_found_out_again_between_short_phases() -> None:
     server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}})
     possible = ["plain"]
-    server.chooser = Chooser(lambda _: tuple(possible), lambda *_: False)
+    server.chooser = Chooser(lambda _: tuple(possible), lambda *_: set())
     with torch.no_grad():
         for number in range(6020):
             server.module.train(number % 100 < 50)
@@ -172,7 +172,7 @@ def test_the_seconds_of_a_module_include_calls_that_are_not_measured() -> None:
 
 def test_calls_that_all_raise_are_plain() -> None:
     """A hook may stop each call early by an exception."""
-    module, chooser = nn.Linear(2, 2).eval(), Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    module, chooser = nn.Linear(2, 2).eval(), Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
     modes = []
     with torch.no_grad():
         for number in range(50):
