@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, widened
+from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, may_be_of_low_dtype, widened
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
@@ -190,7 +190,8 @@ class CallModes:
         """The result of a top-level call in the mode.
 
         A program may combine tensors of autocast with others where torch does not convert them: in one call, or in what
-        a module keeps between calls. A call that fails for this is repeated in another dtype, as are all later ones.
+        a module keeps between calls; or it may check dtypes itself. A call that fails for this is repeated in another
+        dtype, in which all later ones run if it succeeds.
         """
         only = self._only.get(module)
         if self._precision.dtype is None or only is not None:
@@ -198,22 +199,26 @@ class CallModes:
         random_state = torch.get_rng_state()
         try:
             return self._run_in(mode, module, args, kwargs)
-        except (RuntimeError, TypeError) as error:
-            other = self._mode_after(error, mode, module)
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
+            other, reason = self._mode_after(error, mode, module), str(error) or type(error).__name__
             if other is None:
                 raise
         torch.set_rng_state(random_state)
-        return self._run_in(other, module, args, kwargs)
-
-    def _mode_after(self, error: Exception, mode: str, module: nn.Module) -> str | None:
-        """The mode in which to repeat a call that failed; None if its dtypes are not to blame. Effect: it stays so."""
-        if not is_of_low_dtype(error) or not self._precision.applies(module):
-            return None
-        other = PLAIN if mode in (AUTOCAST, GRAPH) else AUTOCAST
+        result = self._run_in(other, module, args, kwargs)
         self._only[module] = other
         self.changed(module)
-        report_event("eager", module=type(module).__name__, reason=f"all calls are {other}, because of dtypes: {error}")
-        return other
+        report_event(
+            "eager", module=type(module).__name__, reason=f"all calls are {other}, because of dtypes: {reason}"
+        )
+        return result
+
+    def _mode_after(self, error: Exception, mode: str, module: nn.Module) -> str | None:
+        """The mode in which to repeat a call that failed; None if its dtypes are not to blame."""
+        if not self._precision.applies(module):
+            return None
+        if mode in (AUTOCAST, GRAPH):
+            return PLAIN if may_be_of_low_dtype(error) else None
+        return AUTOCAST if is_of_low_dtype(error) else None
 
     def _run_in(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if mode == PLAIN:

@@ -87,6 +87,15 @@ def is_of_low_dtype(error: Exception) -> bool:
     return isinstance(error, RuntimeError | TypeError) and any(name in text for name in (*LOW_NAMES, *NO_PRIMITIVE))
 
 
+DTYPE_WORDS = ("float", "half", "dtype", "primitive")
+
+
+def may_be_of_low_dtype(error: Exception) -> bool:
+    """Whether an error of a call in bf16 or fp16 may be one of its types, also where the program checks them itself."""
+    text = str(error).lower()
+    return isinstance(error, AssertionError) or any(word in text for word in DTYPE_WORDS)
+
+
 def widened(value: Any) -> Any:
     """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects are not converted."""
     if isinstance(value, Tensor):

@@ -84,6 +84,21 @@ class WithoutPrimitive(Part):
         return self.first(value)
 
 
+class Asserting(Part):
+    def combine(self, value: Tensor) -> Tensor:
+        result = self.first(value)
+        assert result.dtype is torch.float32
+        return result
+
+
+class Checking(Part):
+    def combine(self, value: Tensor) -> Tensor:
+        result = self.first(value)
+        if result.dtype is not torch.float32:
+            raise ValueError("input must be float32")
+        return result
+
+
 class Equal(Part):
     """Modules that are compared by value cannot be keys."""
 
@@ -132,6 +147,9 @@ PROGRAMS: list[tuple[type[Part], bool, Callable[[nn.Module], None]]] = [
     (Lstm, True, call_often),
     (WithoutPrimitive, False, call_often),
     (WithoutPrimitive, True, call_often),
+    (Asserting, False, call_often),
+    (Asserting, True, call_often),
+    (Checking, False, call_often),
     (Part, False, read_hooks),
     (Record, False, read_argument),
     (Equal, False, call_often),
@@ -166,6 +184,21 @@ def test_other_errors_reach_the_program_at_once(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             model(torch.randn(2, SIZE + 1))
     assert model.calls == 2
+
+
+def test_an_assertion_that_fails_in_plain_calls_too_ends_no_mode(tmp_path: Path) -> None:
+    class Limited(Part):
+        def combine(self, value: Tensor) -> Tensor:
+            assert len(value) < 3
+            return self.first(value)
+
+    model, value = Limited().eval(), values()
+    with installed(tmp_path, TorchSettings(precision="bf16")) as plugin:
+        exact = model(value)
+        with pytest.raises(AssertionError):
+            model(torch.ones(3, SIZE))
+        assert not torch.equal(model(value), exact)
+        assert plugin.reasons() == ""
 
 
 def test_a_module_without_a_hash_runs_with_channels_last(tmp_path: Path) -> None:
