@@ -25,7 +25,7 @@ _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_c
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _frames: Any = torch._C._dynamo.eval_frame
-_is_grad_enabled = torch.is_grad_enabled
+_is_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
 _graph_task = torch._C._current_graph_task_id
 _saved_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignores_tracing: None)
 """Looked up once: the weights of a call evict other data from the CPU caches, which makes lookups slow.
@@ -65,7 +65,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     It costs little where the plugin does nothing: calls in a run of the chooser are only counted, and calls inside a
     call do what two functions of torch do without calling them.
     """
-    state, runs = wrapper.state, wrapper.chooser.runs
+    state, runs, infers = wrapper.state, wrapper.chooser.runs, wrapper.infers
     is_torchs = _names(original) == TORCH_CALL
     impl = nn.Module._call_impl if _names(nn.Module._call_impl)[: len(TORCH_CALL_IMPL)] == TORCH_CALL_IMPL else None
     pre_backward, backward, forward, pre_forward = (getattr(torch_module, name, {}) for name in TORCH_CALL_IMPL[-4:])
@@ -84,17 +84,25 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
         training = self.__dict__.get("training") is True  # See _has_mode.
-        run = runs.get((id(self), training, _is_grad_enabled()))
+        grad = _is_grad_enabled()
+        is_to_infer = infers and grad and not training
+        run = runs.get((id(self), training, grad and not is_to_infer))
         if run is None or run.left <= 0 or run.until < _clock():
+            return wrapper.call(self, args, kwargs)
+        if is_to_infer and (_graph_task() != -1 or _must_run_unwrapped(self)):
             return wrapper.call(self, args, kwargs)
         run.left -= 1
         state.unwrapped = True
         try:
+            if is_to_infer:
+                _set_grad_enabled(False)
             if is_torchs and self._compiled_call_impl is None:
                 return self._call_impl(*args, **kwargs)
             return original(self, *args, **kwargs)
         finally:
             state.unwrapped = False
+            if is_to_infer:
+                _set_grad_enabled(True)
 
     hide_from_dynamo(__call__)
     return __call__
@@ -143,7 +151,7 @@ class CallWrapper:
         self, settings: TorchSettings, original: Any, first_call: Callable[[], None] | None, *, measured: bool = True
     ) -> None:
         self.state = _CallDepth()
-        self._settings = settings
+        self.infers = settings.inference_mode
         self._original = original
         self._first_call = first_call
         self.modes = CallModes(settings, original, self.state)
@@ -181,7 +189,7 @@ class CallWrapper:
             self.state.inside = False
 
     def _top_level(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_to_infer = self._settings.inference_mode and _is_grad_enabled() and not module.training
+        is_to_infer = self.infers and _is_grad_enabled() and not module.training
         if is_to_infer and _graph_task() == -1:  # In the backward pass, a checkpoint needs gradients of what it calls.
             with torch.no_grad():
                 return self._with_layout(module, args, kwargs)

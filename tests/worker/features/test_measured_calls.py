@@ -590,10 +590,14 @@ def test_most_short_calls_are_not_measured_once_a_mode_is_chosen(tmp_path: Path,
 
 def test_calls_under_inference_mode_are_not_measured_either(tmp_path: Path, clocked) -> None:
     clocked({"plain": 1e-5})
-    model, turns, turn = nn.Linear(16, 16).eval(), [], Chooser.turn
+    model, value, turns, turn = nn.Linear(16, 16).eval(), torch.randn(4, 16), [], Chooser.turn
     settings = TorchSettings(inference_mode=True)
     with installed(tmp_path, settings, measured=True), pytest.MonkeyPatch.context() as m, torch.enable_grad():
         m.setattr(Chooser, "turn", lambda *arguments: (turns.append(1), turn(*arguments))[1])
         for _ in range(500):
-            assert not model(torch.randn(4, 16)).requires_grad
-    assert len(turns) == 1
+            assert not model(value).requires_grad
+        assert len(turns) == 1
+        assert torch.is_grad_enabled()
+        assert python_calls(lambda: model(value)) < python_calls(lambda: nn.Linear.forward(model, value)) + 10
+        gradient = torch.func.grad(lambda given: model(given).sum())(value)
+    torch.testing.assert_close(gradient, model.weight.detach().sum(0).expand(4, 16))
