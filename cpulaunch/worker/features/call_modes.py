@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from math import inf
 from typing import Any
 
 import torch
@@ -54,7 +56,7 @@ class CallModes:
     `state`: of the thread; its `unwrapped` says whether calls of submodules run without the wrapper. It is set back by
     `finally`, which no KeyboardInterrupt can keep from running, unlike an `__exit__`.
     `changed` is called when a module has fewer modes than before. `fastest_but`: of the modes other than one, which has
-    been the fastest for such calls; None if that is not measured.
+    been the fastest for such calls; None if that is not measured. `seconds_of`: how long a module's calls have taken.
     """
 
     def __init__(self, settings: TorchSettings, original: Any, state: Any) -> None:
@@ -68,6 +70,7 @@ class CallModes:
         self._keeping: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.changed: Callable[[nn.Module], None] = lambda module: None
+        self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
         self.fastest_but: Callable[..., str | None] = lambda mode, module, args, kwargs: None
 
     def candidates(self, module: nn.Module) -> tuple[str, ...]:
@@ -161,12 +164,13 @@ class CallModes:
         return prepared if self.residents is None else prepared + int(self.residents.progress)
 
     def pending(self) -> int:
-        """The number of this thread's calls so far that found a capture in preparation elsewhere."""
-        return 0 if self.captures is None else self.captures.own.pending
+        """The number of this thread's calls so far that wait for a capture, or to pack weights."""
+        return sum(each.own.pending for each in (self.captures, self.residents) if each is not None)
 
     def preparing_seconds(self) -> float:
-        """How long this thread's captures have taken so far, which have a budget of their own."""
-        return 0.0 if self.captures is None else self.captures.own.seconds
+        """How long this thread's captures and packing have taken so far, which have budgets of their own."""
+        packing = 0.0 if self.residents is None else self.residents.own.preparing
+        return float(packing if self.captures is None else packing + self.captures.own.seconds)
 
     def is_over(self, module: nn.Module, mode: str) -> bool:
         """Whether the mode has turned out to be impossible for the module."""
@@ -227,6 +231,8 @@ class CallModes:
             return self._by_graph(module, args, kwargs)
         if not self._has_residents(module):
             return self._with_residents(mode, module, args, kwargs)
+        if self.residents.is_too_early(module, partial(self._measured_seconds, mode, module, args, kwargs)):
+            return self._run(module, args, kwargs, try_submodules=False)
         if not self.residents.is_comparison_due(module):
             return self._active(mode, module, args, kwargs)
         return self.residents.accuracy.compare(
@@ -238,8 +244,12 @@ class CallModes:
 
     def _active(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result with the resident weights."""
-        with self.residents.active(module):
+        with self.residents.active(module, partial(self._measured_seconds, mode, module, args, kwargs)):
             return self._with_residents(mode, module, args, kwargs)
+
+    def _measured_seconds(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+        """How long the module's calls have taken so far; infinite if such calls are not measured."""
+        return inf if self.fastest_but(mode, module, args, kwargs) is None else self.seconds_of(module)
 
     def _with_residents(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if mode == AUTOCAST:

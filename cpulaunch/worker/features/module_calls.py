@@ -87,9 +87,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         grad = _is_grad_enabled()
         is_to_infer = infers and grad and not training
         run = runs.get((id(self), training, grad and not is_to_infer))
-        if run is None or run.left <= 0 or run.until < _clock():
-            return wrapper.call(self, args, kwargs)
-        if is_to_infer and (_graph_task() != -1 or _must_run_unwrapped(self)):
+        if run is None or run.left <= 0 or run.until < _clock() or (is_to_infer and _may_need_gradients(self)):
             return wrapper.call(self, args, kwargs)
         run.left -= 1
         state.unwrapped = True
@@ -158,7 +156,7 @@ class CallWrapper:
         self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded)
         self.modes.changed = self.chooser.restart
         if measured:
-            self.modes.fastest_but = self.chooser.fastest_but
+            self.modes.fastest_but, self.modes.seconds_of = self.chooser.fastest_but, self.chooser.seconds
         if self.modes.captures is not None:
             self.modes.captures.seconds_of = self.chooser.seconds
         self._unreadable: set[str] = set()
@@ -282,6 +280,11 @@ def _is_weightless(module: nn.Module) -> bool:
     if any(buffer is not None for buffer in own.get("_buffers", {}).values()):
         return False
     return str(type(module).__module__).startswith("torch.nn.modules.")
+
+
+def _may_need_gradients(module: nn.Module) -> bool:
+    """Whether the wrapper must find out if a call of the module in eval mode may run without gradients."""
+    return _graph_task() != -1 or _must_run_unwrapped(module)
 
 
 def _must_run_unwrapped(module: nn.Module) -> bool:

@@ -7,8 +7,10 @@ import tempfile
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from time import perf_counter as _clock
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,9 @@ from cpulaunch.worker.weights.release import release
 MIN_ELEMENTS = 1 << 14
 """Smaller weights stay in the CPU's caches: reading them costs less than any other form saves."""
 
+FREE_SECONDS = 0.5
+"""Making forms of a module takes no longer than that and its calls so far: a program that ends sooner pays little."""
+
 NOTED_LAYERS = 8
 """So many layers that are kept in a higher type are named in a report."""
 
@@ -38,6 +43,23 @@ def residents(settings: TorchSettings) -> ResidentWeights | None:
     """The resident weights that the settings ask for; None if they ask for none."""
     kind = settings.weights or ("bf16" if settings.precision == "bf16" else None)
     return None if kind is None else ResidentWeights(kind, settings)
+
+
+Seconds = Callable[[], float]
+"""How long the calls of a module have taken so far; infinite if they are not measured."""
+
+
+class _Packing(threading.local):
+    """What the calls of one thread have packed.
+
+    `call`: the module that is being called, and how long its calls have taken so far. `is_waiting`: the call has left
+    forms to be made later. `preparing`: seconds that making forms took. `pending`: how many calls were waiting.
+    """
+
+    call: tuple[nn.Module, Seconds] | None = None
+    is_waiting = False
+    preparing = 0.0
+    pending = 0
 
 
 class ResidentWeights:
@@ -57,6 +79,9 @@ class ResidentWeights:
         self._refused: set[int] = set()
         self._casts: dict[int, Cast] = {}
         self._covered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._spent: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
+        self._waiting: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.own = _Packing()
         self._norms = Norms()
         self.accuracy = Accuracy(kind)
         self.progress = 0
@@ -89,14 +114,36 @@ class ResidentWeights:
 
     def is_comparison_due(self, module: nn.Module) -> bool:
         """Whether the result of the module's next call is to be compared with a plain one: forms are in use."""
-        if self.kind == "fp32" or not self.progress or not self.accuracy.is_due(module):  # Which looks at all parts.
+        if (
+            self.kind == "fp32" or not self.progress or module in self._waiting or not self.accuracy.is_due(module)
+        ):  # Which looks at all parts.
             return False
         self.progress += 1  # A compared call takes longer.
         return True
 
-    def active(self, module: nn.Module) -> Replaced:
+    def is_too_early(self, module: nn.Module, seconds: Seconds) -> bool:
+        """Whether forms of the module are left to be made, and still too costly. Effect: counts a call that waits."""
+        is_waiting = module in self._waiting and not self._affords(module, seconds)
+        self.own.pending += is_waiting
+        return is_waiting
+
+    def _affords(self, module: nn.Module, seconds: Seconds) -> bool:
+        return self._spent.get(module, 0.0) < FREE_SECONDS + seconds()
+
+    def active(self, module: nn.Module, seconds: Seconds = lambda: math.inf) -> Replaced:
         """A context in which this thread's products use the resident weights. Effect: reports new forms at its end."""
-        return Replaced(self, lambda: self._report(module) if self._new else None)
+        self.own.call, self.own.is_waiting = (module, seconds), False
+        return Replaced(self, partial(self._end, module))
+
+    def _end(self, module: nn.Module) -> None:
+        self.own.call = None
+        if self.own.is_waiting:
+            self.own.pending += 1
+            self._waiting.add(module)
+        elif self._waiting:
+            self._waiting.discard(module)
+        if self._new:
+            self._report(module)
 
     def linear(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None, *, transposed: bool) -> Tensor | None:
         """The product with the weight, in its resident form; None: torch must compute it."""
@@ -145,12 +192,21 @@ class ResidentWeights:
     def _make(self, entry: ResidentWeight, weight: nn.Parameter, x: Tensor, bias: Tensor | None) -> Tensor | None:
         if not self._has_room(weight) or is_foreign(weight):
             return None
+        call = self.own.call
+        if call is not None and not self._affords(*call):
+            self.own.is_waiting = True
+            return None
         if not is_eligible(weight) or not self._lock.acquire(blocking=False):  # It may have moved to shared memory.
             return None
+        started = _clock()
         try:
             y = entry.make(weight, x, bias, plain_linear)
         finally:
             self._lock.release()
+        seconds = _clock() - started
+        self.own.preparing += seconds
+        if call is not None:
+            self._spent[call[0]] = self._spent.get(call[0], 0.0) + seconds
         if entry.form is None:
             return y
         self.progress += 1

@@ -19,6 +19,8 @@ from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
+from cpulaunch.worker.weights import resident  # noqa: E402
+from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
 from tests.worker.capturing import PLAIN_CALL, Plugin, close, installed, plain_calls, python_calls  # noqa: E402
 
@@ -440,6 +442,27 @@ def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None
         assert choices(plugin) == [("Wide", "weights")]
         assert plugin.events("weights")[0]["kinds"] == {"int8": 1}
     assert clock.ran[-1] == "weights"
+
+
+def test_weights_are_packed_as_far_as_the_calls_so_far_pay_for_it(tmp_path: Path, clocked, monkeypatch) -> None:
+    """Here it takes 4 seconds for each layer."""
+    clock, make, packed = clocked({"weights": 0.5, "plain": 1.0}), ResidentWeight.make, []
+    monkeypatch.setattr(resident, "_clock", lambda: clock.now)
+
+    def slow(*given: object) -> Tensor:
+        clock.now += 4.0
+        packed.append(clock.now - 4.0 * len(packed))
+        return make(*given)
+
+    monkeypatch.setattr(ResidentWeight, "make", slow)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).eval()
+    with installed(tmp_path, TorchSettings(weights="int8"), measured=True) as plugin:
+        for _ in range(60):
+            model(torch.randn(2, 256))
+        assert choices(plugin)[-1] == ("Sequential", "weights")
+        assert len(plugin.events("accuracy")) == 2
+    assert len(packed) == 4
+    assert all(seconds > 4.0 * number for number, seconds in enumerate(packed))
 
 
 @pytest.mark.parametrize("precision", [None, "bf16"])
