@@ -179,6 +179,7 @@ class Captures:
         if key in state.refused:
             return eager(True)
         if key in state.not_used:
+            self.own.pending += state.outermost  # It runs in another mode.
             return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):
