@@ -245,7 +245,7 @@ def test_a_disturbed_machine_does_not_have_calls_measured_for_more_than_their_sh
 @pytest.mark.parametrize("learns", [False, True])
 def test_ever_new_copies_of_a_model_share_what_the_first_ones_found_out(learns: bool) -> None:
     """Federated averaging, or a search of parameters: each copy is called a few times only."""
-    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
     now, slow, calls = 0.0, 0, 0
     for _ in range(200):
         module = nn.Linear(2, 2).train(learns)
@@ -259,7 +259,7 @@ def test_ever_new_copies_of_a_model_share_what_the_first_ones_found_out(learns: 
 
 
 def test_a_new_copy_begins_with_the_mode_that_the_others_have_chosen() -> None:
-    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
     now, modes = 0.0, []
     with torch.no_grad():
         for _ in range(20):
@@ -275,7 +275,7 @@ def test_a_new_copy_begins_with_the_mode_that_the_others_have_chosen() -> None:
 
 
 def test_modules_whose_weights_have_no_shape_yet_have_a_choice_each() -> None:
-    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: False)
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
     for _ in range(8):
         module = nn.LazyLinear(2).eval()
         assert chooser.turn(module, (torch.zeros(1, 2),), {}, 0.0).mode == "autocast"
