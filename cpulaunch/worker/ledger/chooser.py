@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from cpulaunch.worker.ledger.decision import PLAIN
-from cpulaunch.worker.ledger.family import ModuleFamilies, ModuleFamily
+from cpulaunch.worker.ledger.family import ModuleFamilies
 from cpulaunch.worker.ledger.module_ledger import ModuleLedger
+from cpulaunch.worker.ledger.runs import UnmeasuredRun
 from cpulaunch.worker.ledger.signature import Signatures, describe
 from cpulaunch.worker.reporting.events import report_event
 
@@ -53,25 +54,6 @@ ALL_FLAGS = ((False, False), (False, True), (True, False), (True, True))
 """The flags that distinguish the runs of a module."""
 
 
-class UnmeasuredRun:
-    """Calls of a module that run in a mode without being measured: those with its training mode and gradients.
-
-    `left` is counted down by the wrapper of calls, which also ends the run at the time `until`; see module_calls.
-    `chosen`: the signatures for which the mode is chosen; None if there is no other mode.
-    """
-
-    __slots__ = ("chosen", "left", "mode", "signature", "size", "until")
-
-    def __init__(
-        self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
-    ) -> None:
-        self.mode = mode
-        self.size = self.left = size
-        self.signature = signature
-        self.until = until
-        self.chosen = chosen
-
-
 class Turn:
     """One call that is being measured: what it was chosen for, and in which mode it runs."""
 
@@ -85,22 +67,23 @@ class ModuleEntry:
     """One module: its ledger, the modes possible by flags, and the training step in progress."""
 
     __slots__ = (
-        *("address", "has_failed", "ledger", "modes", "module", "name", "reports", "retry", "run_size"),
-        *("signatures", "slack", "step", "to_measure"),
+        *("address", "has_failed", "has_family", "ledger", "modes", "module", "name", "other_slack", "reports"),
+        *("retry", "run_size", "signatures", "slack", "step", "to_measure"),
     )
 
-    def __init__(self, module: nn.Module, family: ModuleFamily) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
         self.address = id(module)
         self.name = type(module).__name__
-        self.ledger = ModuleLedger(family, pays=family.join())
+        self.ledger = ModuleLedger()
+        self.has_family = False
         self.signatures = Signatures()
         self.modes: dict[Flags, tuple[str, ...]] = {}
         self.step: tuple[Turn, float] | None = None
         self.has_failed = False
         self.retry = 0.0
         self.run_size = FIRST_RUN
-        self.slack = FIRST_SLACK
+        self.slack = self.other_slack = FIRST_SLACK
         self.to_measure = 0
         self.reports = 0
 
@@ -179,20 +162,26 @@ class Chooser:
                 modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
             if len(modes) == 1:
                 if modes[0] == PLAIN:
-                    self._start_run(entry, UnmeasuredRun(PLAIN, LAST_RUN, (flags, ()), until=entry.retry))
+                    run = UnmeasuredRun(PLAIN, LAST_RUN, (flags, ()), until=entry.retry)
+                    self._start_run(entry, run, is_seen=self._is_seen(entry))
                 return Turn(entry, None, modes[0], is_step=False)
             if entry.has_failed:
                 return Turn(entry, None, PLAIN, is_step=False)
             signature = (flags, entry.signatures.of(args, kwargs))
-            self._end_run_of(entry, signature)
+            self._end_run_of(entry, signature, now)
             if ended == signature and self._start_run_if_chosen(entry, signature, now, is_step=True):
                 return Turn(entry, None, PLAIN, is_step=False)
             is_step = flags[0] and flags[1]
+            if not entry.has_family:  # Not for a module with one mode, as it takes a while.
+                entry.ledger.join(self._families.of(module))
+                entry.has_family = True
             mode = entry.ledger.next(signature, modes, in_blocks=is_step, ranks=_ranks() if is_step else 1)
             turn = Turn(entry, signature, mode, is_step=is_step)
             if is_step:
                 for each in ALL_FLAGS:  # The next call, of whatever kind, ends the step.
                     self._end_run(entry, each, now)
+                    for run in self._other_runs.pop((entry.address, *each), {}).values():
+                        _count_run(entry, run)
                 entry.step = (turn, now)
             return turn
 
@@ -237,20 +226,28 @@ class Chooser:
         """Effect: forgets all choices for the module: other modes than before are possible."""
         with self._lock:
             entry = self._entries.get(id(module))
-            if entry is not None:
-                entry.ledger.family.members -= 1
+            if entry is not None and entry.module() is module:
                 self._forget(entry)
+                renewed = self._entry(module)
+                renewed.ledger.join(entry.ledger.family, like=entry.ledger)
+                renewed.has_family = entry.has_family
 
     def _remove(self, entry: ModuleEntry, mode: str) -> None:
         entry.ledger.remove(mode)
         entry.modes.clear()
+        for each in ALL_FLAGS:
+            self._other_runs.get((entry.address, *each), {}).pop(mode, None)
 
     def _entry(self, module: nn.Module) -> ModuleEntry:
         entry = self._entries.get(id(module))
         if entry is None or entry.module() is not module:
-            entry = self._entries[id(module)] = ModuleEntry(module, self._families.of(module))
-            weakref.finalize(module, self._forget, entry).atexit = False
+            entry = self._entries[id(module)] = ModuleEntry(module)
+            weakref.finalize(module, self._leave, entry).atexit = False
         return entry
+
+    def _leave(self, entry: ModuleEntry) -> None:
+        entry.ledger.family.leave(entry.ledger.decisions)
+        self._forget(entry)
 
     def _forget(self, entry: ModuleEntry) -> None:
         if self._entries.get(entry.address) is entry:
@@ -322,25 +319,32 @@ class Chooser:
             return False
         size = min(entry.run_size, int(calls))
         size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
-        until = now + entry.slack * size * typical
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
-        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen), is_mixed=is_mixed)
+        is_seen = mode != PLAIN or is_mixed or self._is_seen(entry)
+        until = now + (entry.other_slack if is_seen else entry.slack) * size * typical
+        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen), is_seen=is_seen)
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
 
-    def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun, *, is_mixed: bool = False) -> None:
-        """Effect: starts the run. `is_mixed`: another mode is chosen for other calls, which must not be in it."""
+    def _is_seen(self, entry: ModuleEntry) -> bool:
+        """Whether the wrapper must see each call of the module."""
+        module = entry.module()
+        return module is not None and self._is_guarded(module)
+
+    def _start_run(self, entry: ModuleEntry, run: UnmeasuredRun, *, is_seen: bool) -> None:
+        """Effect: starts the run. `is_seen`: the chooser looks at its calls, as other ones must not be in it."""
         if self._entries.get(entry.address) is not entry:  # All choices for the module were forgotten during the call.
             return
-        module = entry.module()
-        is_seen = run.mode != PLAIN or is_mixed or (module is not None and self._is_guarded(module))
         training, grad, _ = run.signature[0]
         key = (entry.address, training, grad)
-        if is_seen:
-            self._other_runs.setdefault(key, {})[run.mode] = run
-        else:
+        if not is_seen:
             self.runs[key] = run
+            return
+        runs = self._other_runs.setdefault(key, {})
+        if run.mode in runs:  # One of other signatures.
+            _count_run(entry, runs[run.mode])
+        runs[run.mode] = run
 
     def _end_run(self, entry: ModuleEntry, flags: tuple[bool, bool], now: float) -> None:
         """Effect: ends the run of plain calls with these flags, of whatever signature, and counts them."""
@@ -359,16 +363,18 @@ class Chooser:
             to_measure = calls // FULL_RUN_CALLS
         entry.to_measure = max(entry.to_measure, to_measure)  # Some may be left after a run with other flags.
 
-    def _end_run_of(self, entry: ModuleEntry, signature: Any) -> None:
+    def _end_run_of(self, entry: ModuleEntry, signature: Any, now: float) -> None:
         """Effect: ends the run in which calls of this signature, and of others with the same choice, are."""
         runs = self._other_runs.get((entry.address, *signature[0][:2]), {})
         for run in list(runs.values()):
             if run.chosen is None or signature in run.chosen:
                 _count_run(entry, runs.pop(run.mode))
+                if run.until < now:  # The program waits between its calls.
+                    entry.other_slack = min(2 * entry.other_slack, LAST_SLACK)
 
 
 def _count_run(entry: ModuleEntry, run: UnmeasuredRun) -> int:
-    """How many calls were in the run. Effect: counts them."""
+    """How many calls were in the run. Effect: counts them, in the ledger too."""
     calls = run.size - max(run.left, 0)
     entry.ledger.skip(run.signature, calls)
     return calls

@@ -64,7 +64,10 @@ REGIME_WAIT = 32
 """Calls between two trials because the chosen mode has become slower: doubled each time that it stays chosen."""
 
 REGIME_CHANGE = 1.1
-"""The chosen mode has become slower, or faster, if what it takes differs from before by this factor."""
+"""The chosen mode has become slower if it takes longer than at its choice by this factor."""
+
+QUIETER = 1.5
+"""Plain is tried again once the chosen mode takes less than when plain lost to it, by this factor."""
 
 
 class Decision:
@@ -180,7 +183,7 @@ class Decision:
         self.modes = tuple(each for each in self.modes if each != mode)
         self._end_trial_of(mode)
         if self.chosen == mode:
-            self.chosen = None
+            self.chosen = self._trial = self._winner = None
         if self.chosen is None and len(self.modes) == 1:
             self.chosen = self.modes[0]
 
@@ -316,7 +319,7 @@ class Decision:
         is_contested = samples.estimate() > own / CONTESTED
         if samples.count < TRIAL_SAMPLES * (1 + is_contested) and (not lost or _is_unclear(samples)):
             return
-        if lost or mode == PLAIN:
+        if lost:
             self._end_trial(mode, samples, own=own, lost=lost)
         else:  # The machine may be quicker than when the chosen mode was measured.
             self._winner, self._trial = (mode, samples), (self.chosen or PLAIN, self._new_samples())
@@ -374,7 +377,7 @@ class Decision:
             return
         own = self.estimate(self.chosen)
         self._reference = min(own, self._reference)
-        if own * REGIME_CHANGE < self._at_loss:
+        if own * QUIETER < self._at_loss:
             self._at_loss, self._due[PLAIN] = own, self.calls
         if own <= self._reference * REGIME_CHANGE:
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
+import torch
 from torch import nn
 
 from cpulaunch.worker.ledger.account import Account
@@ -11,26 +13,41 @@ from cpulaunch.worker.ledger.account import Account
 FREE_MEMBERS = 4
 """Modules of a family whose first samples are free; those of later ones are paid for by all of them together."""
 
+MAX_SIGNATURES = 64
+"""Signatures of which a family knows something."""
+
 
 class ModuleFamily:
-    """How many members there are, their common account, and what the last ones have found out.
+    """The common account of its members, and what they have found out so far.
 
-    `choices`: the mode chosen last, for calls and for training steps. `ratios`: for both, how much longer each mode
-    took than the chosen one.
+    `choices`: the mode chosen last, by signature. `ratios`: how much longer each mode took than the chosen one, for
+    calls and for training steps. `unfinished`: decisions without a choice yet, of modules that are gone.
     """
 
-    __slots__ = ("account", "choices", "members", "ratios")
+    __slots__ = ("account", "choices", "members", "ratios", "unfinished")
 
     def __init__(self) -> None:
         self.account = Account()
         self.members = 0
-        self.choices: dict[bool, str] = {}
+        self.choices: dict[Hashable, str] = {}
         self.ratios: dict[tuple[bool, str], float] = {}
+        self.unfinished: dict[Hashable, Any] = {}
 
     def join(self) -> bool:
-        """Whether a new member pays for its samples. Effect: counts it."""
+        """Whether a new member pays for samples of signatures that others know. Effect: counts it."""
         self.members += 1
         return self.members > FREE_MEMBERS
+
+    def learn(self, signature: Hashable, mode: str) -> None:
+        """Effect: the mode is chosen for the signature."""
+        if len(self.choices) < MAX_SIGNATURES or signature in self.choices:
+            self.choices[signature] = mode
+
+    def leave(self, decisions: dict[Hashable, Any]) -> None:
+        """Effect: the next member goes on with the decisions of one that is gone, which have not come to a choice."""
+        for signature, decision in decisions.items():
+            if decision.chosen is None and len(self.unfinished) < MAX_SIGNATURES:
+                self.unfinished[signature, decision.modes] = decision
 
 
 class ModuleFamilies:
@@ -42,7 +59,8 @@ class ModuleFamilies:
     def of(self, module: nn.Module) -> ModuleFamily:
         """The family of a module; one of its own if its weights have no shapes yet, or cannot be read."""
         try:
-            parts: list[Any] = [(each.shape, each.dtype) for each in module.parameters()]
+            with torch._C.DisableTorchFunction():  # The program's function modes do not see what is read here.
+                parts: list[Any] = [(each.shape, each.dtype) for each in module.parameters()]
         except Exception:  # noqa: BLE001  A class may override what is read here.
             return ModuleFamily()
         kind = type(module)

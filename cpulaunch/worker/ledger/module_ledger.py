@@ -39,10 +39,9 @@ class ModuleLedger:
     the user has chosen (fp32, or bf16 or fp16 where the settings allow it). A choice stays until a later trial.
     """
 
-    def __init__(self, family: ModuleFamily | None = None, *, pays: bool = False) -> None:
-        """`family`: of the module. `pays`: whether its first samples are taken from the family's account."""
-        self.family = family or ModuleFamily()
-        self.pays = pays
+    def __init__(self) -> None:
+        self.family = ModuleFamily()
+        self._pays = False
         self.account = Account()
         self.decisions: dict[Hashable, AnyDecision] = {}
         self._seconds: dict[Hashable, float] = {}
@@ -53,12 +52,17 @@ class ModuleLedger:
         """Signatures called once so far, with the modes possible: those after the first one are sampled from their
         second call on."""
 
+    def join(self, family: ModuleFamily, *, like: ModuleLedger | None = None) -> None:
+        """Effect: the module is a member of its family, or remains one as by another ledger of its own."""
+        self.family = family
+        self._pays = family.join() if like is None else like._pays
+
     def next(self, signature: Hashable, modes: tuple[str, ...], *, in_blocks: bool = False, ranks: int = 1) -> str:
         """The mode of the next call of this signature. `modes`: those possible, the one expected to be best first.
 
         `ranks`: how many processes wait for one another: what a trial costs one of them, it costs all.
         """
-        account = self.family.account if self.pays else self.account
+        account = self.family.account if self._pays else self.account
         return self._decision(signature, modes, in_blocks).next(account.credit(ranks))
 
     def postpone(self, signature: Hashable, mode: str, seconds: float) -> None:
@@ -78,23 +82,24 @@ class ModuleLedger:
         if chosen is not None and mode != chosen and decision.estimate(chosen) < float("inf"):
             excess = seconds - decision.estimate(chosen)
         self.account.add(seconds, excess=excess)
-        self.family.account.add(seconds, excess=excess if self.pays else 0.0)
+        self.family.account.add(seconds, excess=excess)
         self._seconds[signature] = self._seconds.get(signature, 0.0) + seconds
         self._measured[signature] = self._measured.get(signature, 0.0) + seconds
         self._used[signature] = self.account.total
-        was_sampling = decision.is_sampling
+        inner = decision.decision if isinstance(decision, BlockDecision) else decision
+        was_sampling = inner.is_sampling
         has_changed = decision.add(mode, seconds, steady=steady)
-        if was_sampling and not decision.is_sampling:
-            self._teach(decision)
+        if was_sampling and not inner.is_sampling:
+            self._teach(signature, inner, in_blocks=inner is not decision)
         return has_changed
 
-    def _teach(self, decision: AnyDecision) -> None:
-        """Effect: the module's family knows what has been found out."""
-        in_blocks, mode = isinstance(decision, BlockDecision), decision.chosen or PLAIN
-        self.family.choices[in_blocks] = mode
-        for each in decision.modes:
-            if 0 < (own := decision.estimate(mode)) < float("inf") and decision.estimate(each) < float("inf"):
-                self.family.ratios[in_blocks, each] = decision.estimate(each) / own
+    def _teach(self, signature: Hashable, decision: Decision, *, in_blocks: bool) -> None:
+        """Effect: the family knows what has been found out by samples of several modes."""
+        chosen = decision.chosen or PLAIN
+        known = {mode: seconds for mode in decision.modes if (seconds := decision.estimate(mode)) < float("inf")}
+        if len(known) > 1 and known.get(chosen):
+            self.family.learn(signature, chosen)
+            self.family.ratios.update({(in_blocks, mode): seconds / known[chosen] for mode, seconds in known.items()})
 
     def skip(self, signature: Hashable, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured, at its typical duration."""
@@ -148,7 +153,7 @@ class ModuleLedger:
             if decision is None:
                 continue
             modes = self._once.get(signature)  # Not those of the decision, which lacks removed ones.
-            is_new = modes is not None and not self.pays and self.account.has_start_up(modes)
+            is_new = modes is not None and self.account.has_start_up(modes)
             if decision.chosen is None or decision.is_sampling or is_new:
                 undecided += self._measured.get(signature, 0.0)
         return undecided <= MINOR_SHARE * sum(self._measured.values())
@@ -160,16 +165,19 @@ class ModuleLedger:
         if decision is not None:
             if signature in self._once:
                 del self._once[signature]
-                if not self.pays and self.account.start_up(modes):
+                if self.account.start_up(modes):
                     decision = self.decisions[signature] = kind(left, ratio=lambda mode: self._ratio(mode, kind))
             return decision
-        prior = None
-        if self.pays or not self.account.is_first(modes):
+        prior = self.family.choices.get(signature) if self._pays else None
+        if prior is not None:
+            prior = prior if prior in left else PLAIN
+        elif not self.account.is_first(modes):
             self._once[signature] = modes
             prior = self._prior(left, in_blocks)
         else:
             self.account.start_up(modes)
-        decision = kind(left, prior=prior, ratio=lambda mode: self._ratio(mode, kind))
+            decision = self.family.unfinished.pop((signature, left), None)
+        decision = decision or kind(left, prior=prior, ratio=lambda mode: self._ratio(mode, kind))
         self.decisions[signature] = decision
         if len(self.decisions) > MAX_SIGNATURES:
             forgotten = _numbers.choice(list(self.decisions)[:-1])
@@ -181,14 +189,13 @@ class ModuleLedger:
         return decision
 
     def _prior(self, modes: tuple[str, ...], in_blocks: bool) -> str:
-        """The mode that other such signatures have chosen for most of their time, or else, for the family; or plain."""
+        """The mode that other such signatures have chosen for most of their time; plain if none has."""
         seconds: dict[str, float] = {}
         for signature, each in self.decisions.items():
             if each.chosen in modes and isinstance(each, BlockDecision) is in_blocks:
                 mode = each.chosen or PLAIN
                 seconds[mode] = seconds.get(mode, 0.0) + self._seconds.get(signature, 0.0)
-        known = self.family.choices.get(in_blocks, PLAIN) if self.pays else PLAIN
-        return max(seconds, key=lambda mode: seconds[mode], default=known if known in modes else PLAIN)
+        return max(seconds, key=lambda mode: seconds[mode], default=PLAIN)
 
     def _ratio(self, mode: str, kind: type) -> float:
         """The smallest ratio of the mode's duration to the chosen one's, over signatures that have both; 0 if none."""
@@ -197,5 +204,5 @@ class ModuleLedger:
             for decision in self.decisions.values()
             if isinstance(decision, kind) and 0 < (own := decision.estimate(decision.chosen or "")) < float("inf")
         ]
-        known = self.family.ratios.get((kind is BlockDecision, mode), 0.0) if self.pays else 0.0
+        known = self.family.ratios.get((kind is BlockDecision, mode), 0.0)
         return min((ratio for ratio in ratios if ratio < float("inf")), default=known)

@@ -279,3 +279,66 @@ def test_modules_whose_weights_have_no_shape_yet_have_a_choice_each() -> None:
     for _ in range(8):
         module = nn.LazyLinear(2).eval()
         assert chooser.turn(module, (torch.zeros(1, 2),), {}, 0.0).mode == "autocast"
+
+
+@pytest.mark.parametrize("calls", [6, 10, 50])
+def test_copies_too_short_to_choose_a_mode_go_on_with_the_samples_of_one_another(calls: int) -> None:
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
+    now, fast = 0.0, 0
+    with torch.no_grad():
+        for number in range(100):
+            module = nn.Linear(2, 2).eval()
+            for _ in range(calls):
+                turn = chooser.turn(module, (torch.zeros(1, 2),), {}, now)
+                seconds = 0.05 if turn.mode == "autocast" else 0.1
+                now += seconds
+                chooser.add(turn, seconds, now=now)
+                fast += number > 50 and turn.mode == "autocast"
+    assert fast > 0.9 * 49 * calls
+
+
+def test_modules_that_are_called_once_leave_the_samples_of_the_next_one_free() -> None:
+    """Those of a program that first builds its models with a dummy input."""
+    chooser = Chooser(lambda _: ("autocast", "plain"), lambda *_: set())
+    models = [nn.Linear(2, 2).eval() for _ in range(8)]
+    with torch.no_grad():
+        for module in models:
+            chooser.add(chooser.turn(module, (torch.zeros(1, 2),), {}, 0.0), 0.1, now=0.1)
+        modes = []
+        for number in range(50):
+            turn = chooser.turn(models[-1], (torch.zeros(1, 2),), {}, float(number))
+            modes.append(turn.mode)
+            chooser.add(turn, 0.05 if turn.mode == "autocast" else 0.1, now=number + 0.1)
+    assert modes[-1] == "autocast"
+
+
+@pytest.mark.parametrize("acts", [30, 100])
+def test_steps_end_at_calls_that_are_not_measured(acts: int) -> None:
+    """Acting in a mode, then learning from it: the time between two steps is not that of one."""
+    seconds = {"autocast": {False: 1e-3, True: 18e-3}, "plain": {False: 2e-3, True: 20e-3}}
+    chooser, module, now = Chooser(lambda _: ("autocast", "plain"), lambda *_: set()), nn.Linear(2, 2), 0.0
+    steps = []
+    for number in range(400 * (acts + 1)):
+        learns = number % (acts + 1) == 0
+        module.train(learns)
+        with torch.set_grad_enabled(learns):
+            args = (torch.zeros(1, 2),)
+            mode = chooser.unmeasured(module, args, {}, now)
+            turn = None if mode else chooser.turn(module, args, {}, now)
+            mode = mode or turn.mode
+        now += seconds[mode][learns]
+        if turn is not None:
+            chooser.add(turn, seconds[mode][learns], now=now)
+        if learns:
+            steps.append(mode)
+    assert steps[-50:].count("autocast") > 45
+    assert chooser.seconds(module) < 1.1 * now
+
+
+def test_pauses_between_calls_in_another_mode_do_not_keep_them_measured() -> None:
+    server = Server({1: {"graph": 0.5e-3, "plain": 1e-3}})
+    with torch.no_grad():
+        for number in range(10_000):
+            server.call(1, pause=0.1)
+            server.turns *= number != 5000
+    assert server.turns < 500

@@ -219,6 +219,40 @@ def test_a_mode_that_wins_only_because_the_machine_has_become_quicker_is_not_cho
     assert program.calls["graph"] > graph_calls
 
 
+@pytest.mark.parametrize(("gain", "spells"), [(0.1, (1.0, 3.0)), (0.1, (1.0, 1.3)), (0.3, (1.0, 3.0))])
+def test_noise_and_spells_of_other_work_do_not_bring_plain_back(gain: float, spells: tuple[float, float]) -> None:
+    share = 0.0
+    for seed in range(3):
+        numbers, program, spell = random.Random(seed), Program(BOTH), [1.0]
+
+        def timing(mode: str, numbers=numbers, spell=spell) -> float:
+            typical = 1e-3 * (1 - gain if mode == "graph" else 1.0)
+            return typical * spell[0] * (1 + abs(numbers.gauss(0, 0.08)))
+
+        for number in range(15_000):
+            spell[0] = numbers.uniform(*spells) if number % 20 == 0 else spell[0]
+            program.run(1, timing)
+        share += program.calls[PLAIN] / 15_000 / 3
+    assert share < 0.05
+
+
+def test_a_mode_that_is_removed_while_another_one_is_tried_leaves_a_choice_that_is_tested() -> None:
+    decision = Decision(("graph", "autocast", PLAIN))
+    seconds = {"graph": 0.5, "autocast": 6.0, PLAIN: 1.0}
+    for _ in range(100):
+        mode = decision.next(0.0)
+        decision.add(mode, seconds[mode])
+    assert decision.chosen == "graph"
+    while decision.next(1e9) != "autocast":
+        decision.add(decision.next(1e9), seconds[decision.next(1e9)])
+    decision.remove("graph")
+    modes = []
+    for _ in range(200):
+        modes.append(decision.next(1.0))
+        decision.add(modes[-1], seconds[modes[-1]])
+    assert modes[-50:].count(PLAIN) == 50
+
+
 def test_plain_is_tried_soon_after_other_work_has_ended() -> None:
     """A mode that reads less memory wins while others use the memory, but not on a quiet machine."""
     program = Program(BOTH)
