@@ -266,6 +266,21 @@ def a_callback_of_another_future_keeps_the_order_of_calls(gloo):
 
 
 @check
+def callbacks_that_wait_run_one_after_another(gloo):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for late in range(size):
+        x, y, z = (torch.full((4,), each) for each in (10.0, 100.0, 1000.0))
+        come_later(rank == late)
+        works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]
+        come_later(rank == late)
+        works[0].get_future().then(lambda _, x=x, y=y: (dist.all_reduce(x), dist.all_reduce(y)))
+        works[1].get_future().then(lambda _, z=z: dist.all_reduce(z))
+        dist.barrier()
+        for tensor, value in ((x, 10.0), (y, 100.0), (z, 1000.0)):
+            same(tensor, torch.full((4,), value * size))
+
+
+@check
 def a_wait_ends_after_the_callbacks(gloo):
     for number in range(20):
         done = []

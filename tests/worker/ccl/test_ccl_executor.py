@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 
@@ -159,24 +160,155 @@ def test_works_that_may_hang_run_in_the_thread_only():
     assert one.submit(threading.get_ident, SECONDS).result() == one.executor._thread.ident
 
 
-@pytest.mark.parametrize("collected", [False, True])
-def test_a_callback_may_wait_for_the_future_of_a_later_work(collected):
+@contextmanager
+def deadline():
+    """Ends the tests if a callback waits for ever: its thread holds a lock of the executor."""
+    timer = threading.Timer(SECONDS, os._exit, [1])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("is_called_after", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "derived", "collected"])
+def test_a_callback_may_wait_for_the_future_of_a_later_work(kind, is_called_after):
     watch_callbacks()
-    one, done, gate = queue(), [], threading.Event()
+    one, done, gate, added = queue(), [], threading.Event(), []
     first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+
+    def add_callback():
+        return first.get_future().then(lambda _: (added[0].wait(), done.append("waited")))
+
+    chained = add_callback() if is_called_after else None
+    one.submit(lambda: done.append("between"), SECONDS)
     later = one.submit(lambda: done.append("later"), SECONDS).get_future()
+    if kind == "derived":
+        later = later.then(lambda _: None)
+    added.append(torch.futures.collect_all([later]) if kind == "collected" else later)
+    chained = add_callback() if chained is None else chained
+    gate.set()
+    with deadline():
+        chained.wait()
+    assert done == ["between", "later", "waited"]
+
+
+def calls(one, done, names):
+    """A callback that waits for its calls."""
 
     def callback(_):
-        (torch.futures.collect_all([later]) if collected else later).wait()
+        for name in names:
+            one.submit(lambda name=name: done.append(name), SECONDS).wait()
+
+    return callback
+
+
+@pytest.mark.parametrize("first_to_have_one", [0, 1])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_callbacks_that_wait_run_one_after_another(is_finished, first_to_have_one):
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(2)]
+    if is_finished:
+        gate.set()
+        works[-1].wait(timedelta(seconds=SECONDS))
+    for index in (first_to_have_one, 1 - first_to_have_one):
+        works[index].get_future().then(calls(one, done, [(index, "x"), (index, "y")]))
+    last = one.submit(lambda: done.append("last"), SECONDS)
+    gate.set()
+    with deadline():
+        last.wait()
+    expected = [(index, name) for index in (first_to_have_one, 1 - first_to_have_one) for name in "xy"]
+    assert done == [*expected, "last"]
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_several_callbacks_of_a_work_keep_their_places_among_those_of_others(is_finished):
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(2)]
+    if is_finished:
+        gate.set()
+        works[-1].wait(timedelta(seconds=SECONDS))
+    for name, work in (("a", works[0]), ("b", works[1]), ("c", works[0])):
+        work.get_future().add_done_callback(calls(one, done, [name + "1", name + "2"]))
+    last = one.submit(lambda: done.append("last"), SECONDS)
+    gate.set()
+    with deadline():
+        last.wait()
+    assert done == ["a1", "a2", "b1", "b2", "c1", "c2", "last"]
+
+
+def test_callbacks_of_many_works_may_wait():
+    watch_callbacks()
+    one, done, gate = queue(), [], threading.Event()
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(200)]
+    for number, work in enumerate(works):
+        work.get_future().add_done_callback(calls(one, done, [number]))
+    last = one.submit(lambda: None, SECONDS)
+    gate.set()
+    last.wait()
+    assert done == list(range(200))
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_callback_may_wait_for_what_later_callbacks_complete(is_own):
+    watch_callbacks()
+    one, done, gate, awaited = queue(), [], threading.Event(), []
+    first, second, third = (one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(3))
+
+    def callback(_):
+        one.submit(lambda: None, SECONDS).wait()  # Runs the others, whose callbacks come later.
+        done.append(second.is_completed())
+        second.wait()
+        awaited[0].wait()
         done.append("waited")
 
-    chained = first.get_future().then(callback)
+    own, chained = torch.futures.Future(), first.get_future().then(callback)
+    second.get_future().add_done_callback(lambda _: done.append("second"))
+    derived = third.get_future().then(lambda _: (done.append("third"), own.set_result(None)))
+    awaited.append(own if is_own else derived)
     gate.set()
-    deadline = threading.Timer(SECONDS, os._exit, [1])
-    deadline.start()
-    chained.wait()
-    deadline.cancel()
-    assert done == ["later", "waited"]
+    with deadline():
+        chained.wait()
+        third.wait()
+        second.wait()
+    assert done == [True, "second", "third", "waited"] if is_own else [True, "third", "waited", "second"]
+
+
+def test_works_are_drained_with_what_a_running_callback_has_still_to_call():
+    one, done, called, start, gate = queue(), [], *(threading.Event() for _ in range(3))
+
+    def callback(_):
+        one.submit(lambda: None, SECONDS).wait()
+        called.set()
+        gate.wait(SECONDS)
+        one.submit(lambda: done.append(True), SECONDS)
+
+    one.submit(lambda: start.wait(SECONDS), SECONDS).get_future().add_done_callback(callback)
+    start.set()
+    assert called.wait(SECONDS)
+    threading.Timer(0.1, gate.set).start()
+    one.executor.drain()
+    assert done == [True]
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_callback_of_a_future_of_the_program_calls_where_the_program_completes_it(is_finished):
+    watch_callbacks()
+    one, done, gate, own = queue(), [], threading.Event(), torch.futures.Future()
+    own.then(lambda _: one.submit(lambda: done.append("own"), SECONDS))
+    work = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    if is_finished:
+        gate.set()
+        work.wait(timedelta(seconds=SECONDS))
+    work.get_future().then(lambda _: one.submit(lambda: done.append("work"), SECONDS))
+    own.set_result(None)
+    last = one.submit(lambda: None, SECONDS)
+    gate.set()
+    last.wait()
+    assert done == ["work", "own"]
 
 
 def test_works_are_drained_with_what_their_callbacks_call():

@@ -12,6 +12,7 @@ import itertools
 import threading
 from contextlib import contextmanager
 from functools import wraps
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,13 +21,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
+    RunNext = Callable[["Place | None", "tuple[Position, ...]"], bool]
+
 Place = tuple[int, ...]
+
+
+class Position:
+    """The place of a work, and that of the first callback of its future; None if there is none."""
+
+    __slots__ = ("first_callback", "place")
+
+    def __init__(self) -> None:
+        self.place: Place = ()
+        self.first_callback: Place | None = None
+
 
 _METHODS = ("then", "add_done_callback")
 """The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
 _numbers = itertools.count(1)
-_running = threading.local()
+positions: WeakKeyDictionary[Any, tuple[Position, ...]] = WeakKeyDictionary()
+"""Futures of works, and those made from them -> the works' positions."""
 
 
 class _Callback:
@@ -40,34 +55,45 @@ class _Callback:
     def last(self) -> Place:
         return (*self.place, self.count)
 
-    def next(self) -> Place:
-        self.count += 1
-        return self.last()
+    def upcoming(self) -> Place:
+        return (*self.place, self.count + 1)
 
 
-def _running_callback() -> _Callback | None:
-    return getattr(_running, "callback", None)
+class _Running(threading.local):
+    """What this thread runs: a callback, within the `finishing` contexts of `helpers`."""
+
+    callback: _Callback | None = None
+    helpers: tuple[RunNext, ...] = ()
+
+
+_running = _Running()
 
 
 def next_place() -> Place:
     """The place of what is called, or added, now."""
-    callback = _running_callback()
-    return (next(_numbers),) if callback is None else callback.next()
+    callback = _running.callback
+    if callback is None:
+        return (next(_numbers),)
+    callback.count += 1
+    return callback.last()
 
 
-def _helpers() -> tuple[Callable[[Place | None], bool], ...]:
-    found: tuple[Callable[[Place | None], bool], ...] = getattr(_running, "helpers", ())
-    return found
+def comes_later(position: Position) -> bool:
+    """Whether the callbacks of a work come after the running callback, which has not called the work itself."""
+    callback, first = _running.callback, position.first_callback
+    if callback is None or callback.place < position.place < callback.upcoming():
+        return False
+    return first is None or first > callback.upcoming()
 
 
 @contextmanager
-def finishing(run_next: Callable[[Place | None], bool]) -> Iterator[None]:
+def finishing(run_next: RunNext) -> Iterator[None]:
     """A context in which this thread finishes a work, whose callbacks are not called by one that runs around it.
 
-    A callback that waits for a future runs the works that come before what it calls next: `run_next` runs one, if there
-    is one. No others, because these may come later in other ranks.
+    A callback that waits for a future runs the works that come before what it calls next, and those that the future
+    needs: `run_next` runs one, if there is one. No others, because these may come later in other ranks.
     """
-    around, helpers = _running_callback(), _helpers()
+    around, helpers = _running.callback, _running.helpers
     _running.callback, _running.helpers = None, (*helpers, run_next)
     try:
         yield
@@ -77,9 +103,11 @@ def finishing(run_next: Callable[[Place | None], bool]) -> Iterator[None]:
 
 def watch_callbacks() -> None:
     """Effect: the callbacks that Python code adds to any future have a place from now on, and may wait for futures."""
-    future: Any = torch._C.Future
+    torch_c: Any = torch._C
+    future = torch_c.Future
     if not hasattr(future.wait, "__wrapped__"):
         future.wait = _helping(future.wait)
+        torch_c._collect_all = _collecting(torch_c._collect_all)
         for name in _METHODS:
             setattr(future, name, _placing(getattr(future, name)))
 
@@ -87,9 +115,10 @@ def watch_callbacks() -> None:
 def _helping(plain: Any) -> Any:
     @wraps(plain)
     def wait(future: Any) -> Any:
-        callback, helpers = _running_callback(), _helpers()
-        before = None if callback is None else (*callback.place, callback.count + 1)
-        while helpers and not future.done() and any(run_next(before) for run_next in reversed(helpers)):
+        helpers, callback = _running.helpers, _running.callback
+        before = None if callback is None else callback.upcoming()
+        needed = positions.get(future, ())
+        while helpers and not future.done() and any(run_next(before, needed) for run_next in reversed(helpers)):
             pass  # Nothing comes before later, so then the future depends on other threads.
         return plain(future)
 
@@ -99,18 +128,37 @@ def _helping(plain: Any) -> Any:
 def _placing(plain: Any) -> Any:
     @wraps(plain)
     def add(future: Any, callback: Callable[[Any], Any]) -> Any:
-        return plain(future, _placed(callback))
+        added, works = next_place(), positions.get(future, ())
+        for work in works:
+            work.first_callback = min(work.first_callback or added, added)
+        derived = plain(future, _placed(callback, added))
+        if derived is not None and works:
+            positions[derived] = works
+        return derived
 
     return add
 
 
-def _placed(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The callback, with the place of one that is added now, or, if another one calls it later, within that one."""
-    added = next_place()
+def _collecting(plain: Any) -> Any:
+    @wraps(plain)
+    def collect(futures: list[Any]) -> Any:
+        collected = plain(futures)
+        positions[collected] = tuple(work for each in futures for work in positions.get(each, ()))
+        return collected
+
+    return collect
+
+
+def _placed(callback: Callable[[Any], Any], added: Place) -> Callable[[Any], Any]:
+    """The callback, at the place `added`, unless other code than that which finishes a work calls it: then as of now.
+
+    A callback of a future that the program completes itself comes where the program does that.
+    """
 
     def run(future: Any) -> Any:
-        around = _running_callback()
-        _running.callback = _Callback(added if around is None or added >= around.last() else around.next())
+        around = _running.callback
+        keeps_place = bool(_running.helpers) if around is None else added >= around.last()
+        _running.callback = _Callback(added if keeps_place else next_place())
         try:
             return callback(future)
         finally:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import finishing, next_place
+from cpulaunch.worker.ccl.works.callback_order import comes_later, finishing, next_place
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from cpulaunch.worker.ccl.works.callback_order import Place
+    from cpulaunch.worker.ccl.works.callback_order import Place, Position
 
 
 class Executor:
@@ -44,18 +44,19 @@ class Executor:
         self._watcher: threading.Thread | None = None
         self._queue: SimpleQueue[None] = SimpleQueue()
         self._works: deque[CclWork] = deque()
+        self._put_off: list[CclWork] = []  # Completed works whose futures are not: see finish.
+        self.unfinished: dict[CclWork, None] = {}  # Works that have not ended, with their callbacks.
         self.lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._last: Callable[[], CclWork | None] = lambda: None
         self._starting = threading.Lock()
         self._running_thread = self._callback_thread = 0
         self._is_closed = False
 
     def try_acquire(self) -> bool:
         """Whether the calling thread may run the next work itself; it must then release `lock`."""
-        if self._works or not self.lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             return False
-        if self._works:  # Called by a callback meanwhile.
+        if self._works:
             self.lock.release()
             return False
         return True
@@ -66,13 +67,10 @@ class Executor:
         Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
         """
         self._check_not_running()
-        work.place, is_last = next_place(), True
-        if self._callback_thread == threading.get_ident():
-            is_last = self._insert(work)
-        else:
-            self._works.append(work)
-        if is_last:
-            self._last = weakref.ref(work)
+        work.position.place = next_place()
+        add = self._insert if self._callback_thread == threading.get_ident() else self._works.append
+        self.unfinished[work] = None  # Python handles signals after calls, so not before the next line.
+        add(work)
         self._queue.put(None)
         with self._starting:  # Several threads may submit works.
             if self._thread is None:
@@ -80,17 +78,15 @@ class Executor:
                 self._thread.start()
                 _started.add(self)
 
-    def _insert(self, work: CclWork) -> bool:
-        """Whether the work is the last one. Effect: queues what a callback calls at its place.
+    def _insert(self, work: CclWork) -> None:
+        """Effect: queues what a callback calls at its place.
 
         The calling thread holds `lock`, so that others only append works, and these not always in order.
         """
         at = 0
-        while at < len(self._works) and self._works[at].place <= work.place:
+        while at < len(self._works) and self._works[at].position.place <= work.position.place:
             at += 1
-        is_last = at == len(self._works)
         self._works.insert(at, work)
-        return is_last
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
@@ -105,12 +101,23 @@ class Executor:
         return self._running_thread != 0
 
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
-        """Effect: finishes the work and runs the callbacks of its future. The calling thread holds `lock`."""
-        outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        """Effect: completes the work, and its future, whose callbacks this thread runs. It holds `lock`.
+
+        The future of a work that runs within a callback is completed after that callback, if its own callbacks come
+        later: they might wait for what other ranks call after what the callback has still to call.
+        """
         self.finished += 1
+        if work.complete(error):
+            if self._callback_thread and comes_later(work.position):
+                self._put_off.append(work)
+            else:
+                self._complete_future(work)
+
+    def _complete_future(self, work: CclWork) -> None:
+        outer, self._callback_thread = self._callback_thread, threading.get_ident()
         try:
             with finishing(self._run_one):
-                work.finish(error)
+                work.complete_future()
         finally:
             self._callback_thread = outer
 
@@ -131,17 +138,10 @@ class Executor:
         self._check_not_running()
         if self._callback_thread == threading.get_ident():
             self._run_works(work)
-        elif not (has_own_timeout or self.may_hang):
-            self._run_if_free(work)
-
-    def _run_if_free(self, work: CclWork) -> None:
-        is_acquired = False
-        try:
-            is_acquired = self.lock.acquire(blocking=False)
-            if is_acquired:
+        elif not (has_own_timeout or self.may_hang) and self.lock.acquire(blocking=False):
+            try:
                 self._run_works(work)
-        finally:
-            if is_acquired:
+            finally:
                 self.lock.release()
 
     def watch(self, work: CclWork) -> None:
@@ -172,15 +172,37 @@ class Executor:
 
     def _run_works(self, until: CclWork | None = None) -> None:
         """Effect: runs the queued works, up to `until` if given. The calling thread holds `lock`."""
-        while self._works and not (until is not None and until.is_completed()):
+        while True:
+            while self._complete_due():
+                pass
+            if not self._works or (until is not None and until.is_completed()):
+                return
             self._run_next()
 
-    def _run_one(self, before: Place | None) -> bool:
-        """Whether there was a work at an earlier place. Effect: runs it. The calling thread holds `lock`."""
-        is_work = bool(self._works) and (before is None or self._works[0].place < before)
-        if is_work:
+    def _run_one(self, before: Place | None, needed: tuple[Position, ...]) -> bool:
+        """Whether there was a work to run, at an earlier place or up to one that is needed. Effect: runs one.
+
+        Otherwise completes a future that was put off, on which what the callback waits for may depend. The calling
+        thread holds `lock`.
+        """
+        if self._complete_due():
+            return True
+        is_earlier = self._works and (before is None or self._works[0].position.place < before)
+        if is_earlier or any(work.position in needed for work in list(self._works)):
             self._run_next()
-        return is_work
+            return True
+        return self._complete_first(lambda work: not needed or work.position in needed)
+
+    def _complete_due(self) -> bool:
+        """Whether there was a future that was put off and comes next. Effect: completes it."""
+        return self._complete_first(lambda work: not (self._callback_thread and comes_later(work.position)))
+
+    def _complete_first(self, is_chosen: Callable[[CclWork], bool]) -> bool:
+        work = next(filter(is_chosen, self._put_off), None)
+        if work is not None:
+            self._put_off.remove(work)
+            self._complete_future(work)
+        return work is not None
 
     def _run_next(self) -> None:
         work = self._works.popleft()
@@ -196,17 +218,12 @@ class Executor:
         self._queue.put(None)
 
     def drain(self) -> None:
-        """Effect: returns when all works have run or failed."""
-        waited = None
-        while (last := self._newest()) is not None and last is not waited:  # Callbacks may call more.
+        """Effect: returns when all works and their callbacks have run or failed."""
+        waited: set[CclWork] = set()
+        while left := [work for work in list(self.unfinished) if work not in waited]:  # Callbacks may call more.
+            waited.add(left[-1])
             with suppress(Exception):
-                last.wait()
-            waited = last
-
-    def _newest(self) -> CclWork | None:
-        with suppress(IndexError):
-            return self._works[-1]
-        return self._last()
+                left[-1].wait()
 
 
 _started: weakref.WeakSet[Executor] = weakref.WeakSet()

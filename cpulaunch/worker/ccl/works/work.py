@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
+from cpulaunch.worker.ccl.works.callback_order import Position, positions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
         may_hang: bool
         finished: int
+        unfinished: dict[CclWork, None]
 
         def is_running(self) -> bool: ...
         def run(self, job: Callable[[], Any]) -> Any: ...
@@ -103,13 +105,13 @@ class CclWork(Work):
         self.queue, self._seconds = queue, seconds
         self._finished = threading.Lock()
         self._finished.acquire()
-        self._is_finished, self._finisher = False, 0
+        self._finisher = 0
         self._error: BaseException | None = None
         self._result: Any = None
         self._done: Any = None
         self._future: Any = None
         self._has_ended = False
-        self.place: tuple[int, ...] = ()
+        self.position = Position()
 
     def run(self) -> None:
         """Effect: runs the collective. `wait` raises its error.
@@ -134,19 +136,33 @@ class CclWork(Work):
         return PeerLostError(f"rank {lost[0]} of the group (process {lost[1]}) exited during a collective: {error}")
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Effect: completes the future, then wakes all waiting threads. `error`: why the work failed, if it did."""
+        """Effect: completes the work and its future, then wakes all waiting threads. `error`: why the work failed."""
+        if self.complete(error):
+            self.complete_future()
+
+    def complete(self, error: BaseException | None = None) -> bool:
+        """Whether the work has a future that has still to be completed. Effect: the work is completed, maybe failed."""
         with _future_lock:
-            if self._is_finished:
-                return  # Finished after its timeout.
+            if self._finisher:
+                return False  # Finished after its timeout.
             self._error = self._error or error
-            self._is_finished, self._finisher = True, threading.get_ident()
-            future = self._future
+            self._finisher = threading.get_ident()
+            has_future = self._future is not None
+        if not has_future:
+            self._end()
+        return has_future
+
+    def complete_future(self) -> None:
+        """Effect: completes the future, whose callbacks run in this thread, then wakes all waiting threads."""
         try:
-            if future is not None:
-                self._complete_future()
+            self._set_future()
         finally:
-            self._has_ended = True
-            self._finished.release()
+            self._end()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self.queue.executor.unfinished.pop(self, None)
+        self._finished.release()
         if TORCH_KEEPS_WORKS:
             _release(self)
 
@@ -160,7 +176,7 @@ class CclWork(Work):
 
         Raises: its error; CclError after `timeout`, and it goes on.
         """
-        if not self._has_ended and self._finisher != threading.get_ident():  # Not in a callback of its own.
+        if not self._has_ended:
             seconds = timeout.total_seconds()
             self.queue.help_with(self, has_own_timeout=seconds > 0)
             self._await(seconds)
@@ -173,9 +189,11 @@ class CclWork(Work):
         executor, polls = self.queue.executor, 0
         limit = own_seconds if own_seconds > 0 else self._seconds if executor.may_hang else math.inf
         left, finished, is_mine = limit, executor.finished, False
+        if self._finisher == threading.get_ident():
+            return  # This is a callback, of this work or of one before it.
         while not (self._has_ended or (is_mine := self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))))):
             left -= POLL_SECONDS
-            may_fail = not self._is_finished or (executor.may_hang and executor.is_running())  # What a callback calls.
+            may_fail = not self._finisher or (executor.may_hang and executor.is_running())  # What a callback calls.
             if own_seconds <= 0 and (executor.finished != finished or not may_fail):
                 left, finished = limit, executor.finished  # The time of earlier works and of callbacks does not count.
             why = self.queue.broken if may_fail else None
@@ -197,11 +215,11 @@ class CclWork(Work):
 
     def is_completed(self) -> bool:
         """Whether the collective has finished, with or without an error."""
-        return self._is_finished
+        return self._finisher != 0
 
     def is_success(self) -> bool:
         """Whether the collective has finished without an error."""
-        return self._is_finished and self._error is None
+        return self._finisher != 0 and self._error is None
 
     def exception(self) -> Any:
         """The error of the collective; None if it has none so far."""
@@ -223,15 +241,15 @@ class CclWork(Work):
             if first:
                 self._done = torch.futures.Future()
                 self._future = self._done.then(self._outcome)
-            is_complete = self._is_finished and first
+                positions[self._future] = (self.position,)
+            is_complete = self._finisher != 0 and first
         if is_complete:
-            self._complete_future()
+            self._set_future()
         elif first:
             self.queue.executor.watch(self)
         return self._future
 
-    def _complete_future(self) -> None:
-        """Effect: completes the future, and runs its callbacks in this thread."""
+    def _set_future(self) -> None:
         _release(self)
         self._done.set_result(None)
 
