@@ -277,6 +277,21 @@ def test_a_callback_may_wait_for_what_later_callbacks_complete(is_own):
     assert done == [True, "second", "third", "waited"] if is_own else [True, "third", "waited", "second"]
 
 
+def test_callbacks_run_in_the_default_modes_of_torch():
+    one, seen = queue(), []
+    one.executor._thread = threading.current_thread()  # The waiting thread must run the work.
+    work = one.submit(lambda: None, SECONDS)
+
+    def callback(_):
+        seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+
+    work.get_future().add_done_callback(callback)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        work.wait()
+        assert torch.is_inference_mode_enabled()
+    assert seen == [(False, True, False)]
+
+
 def test_works_are_drained_with_what_a_running_callback_has_still_to_call():
     one, done, called, start, gate = queue(), [], *(threading.Event() for _ in range(3))
 

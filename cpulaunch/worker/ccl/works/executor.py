@@ -16,6 +16,8 @@ from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 
+import torch
+
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.works.callback_order import comes_later, finishing, next_place
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
@@ -114,11 +116,15 @@ class Executor:
                 self._complete_future(work)
 
     def _complete_future(self, work: CclWork) -> None:
+        """Effect: callbacks run in torch's default modes, whatever those of this thread, as they do with gloo."""
         outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        autocasts = torch.is_autocast_enabled("cpu")  # torch.autocast would empty the cache of all threads.
         try:
-            with finishing(self._run_one):
+            torch.set_autocast_enabled("cpu", False)
+            with finishing(self._run_one), torch.inference_mode(mode=False):
                 work.complete_future()
         finally:
+            torch.set_autocast_enabled("cpu", autocasts)
             self._callback_thread = outer
 
     def _check_not_running(self) -> None:
