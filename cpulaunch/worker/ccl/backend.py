@@ -372,8 +372,11 @@ class CclGroup(ProcessGroup):
         ops, self._ops = self._ops, None
         try:
             if ops is not None and self._queue.broken is None:
+                leave = partial(group_setup.leave, ops)
                 with suppress(RuntimeError):
-                    self._queue.submit(partial(group_setup.leave, ops), self._seconds).wait()
+                    # At once if it may: a program that ends cannot start the thread.
+                    if not (self._is_in_memory and self._queue.do_now(leave)):
+                        self._queue.submit(leave, self._seconds).wait()
         finally:
             self._peers.clear()
             self._end("it was destroyed")

@@ -281,6 +281,16 @@ def callbacks_that_wait_run_one_after_another(gloo):
 
 
 @check
+def a_group_of_synchronous_calls_starts_no_thread(gloo):
+    """Python does not let a program that ends start one."""
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(4), group=group)
+    if group.path == "memory" and hasattr(dist.AllreduceOptions(), "asyncOp"):
+        group.shutdown()
+        assert group._queue.executor._thread is None
+
+
+@check
 def a_wait_ends_after_the_callbacks(gloo):
     for number in range(20):
         done = []

@@ -326,6 +326,28 @@ def test_a_callback_of_a_future_of_the_program_calls_where_the_program_completes
     assert done == ["work", "own"]
 
 
+def test_a_thread_that_cannot_start_may_start_later(monkeypatch):
+    one = queue()
+
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            one.submit(lambda: None, SECONDS)
+    assert one.do_now(lambda: 5).result() == 5
+    assert one.submit(lambda: 6, SECONDS).get_future().wait() == 6
+
+
+def test_works_run_in_a_thread_that_cannot_be_configured(monkeypatch):
+    def fail(_):
+        raise OSError
+
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.executor.configure_thread", fail)
+    assert queue().submit(lambda: 5, SECONDS).get_future().wait() == 5
+
+
 def test_works_are_drained_with_what_their_callbacks_call():
     watch_callbacks()
     one, done, left = queue(), [], iter(range(5))

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from cpulaunch.worker.ccl.works.callback_order import Place, Position
 
 
+def _start(name: str, run: Callable[[], None]) -> threading.Thread:
+    """Effect: starts a thread that does not keep the program alive. Raises: RuntimeError."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 class Executor:
     """Runs submitted works in order, in a thread of its own or in a thread that waits for one of them.
 
@@ -66,19 +73,19 @@ class Executor:
     def submit(self, work: CclWork) -> None:
         """Effect: the work runs after all earlier ones; one that a callback submits, before those submitted later.
 
-        Raises: CclError if this thread is running a work, which means that a signal handler has called a collective.
+        Raises: CclError if this thread is running a work, which means that a signal handler has called a collective;
+        RuntimeError if the executor's thread cannot start.
         """
         self._check_not_running()
+        with self._starting:  # Several threads may submit works.
+            if self._thread is None:
+                self._thread = _start("ccl", self._run_all)
+                _started.add(self)
         work.position.place = next_place()
         add = self._insert if self._callback_thread == threading.get_ident() else self._works.append
         self.unfinished[work] = None  # Python handles signals after calls, so not before the next line.
         add(work)
         self._queue.put(None)
-        with self._starting:  # Several threads may submit works.
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run_all, name="ccl", daemon=True)
-                self._thread.start()
-                _started.add(self)
 
     def _insert(self, work: CclWork) -> None:
         """Effect: queues what a callback calls at its place.
@@ -156,9 +163,7 @@ class Executor:
             return
         self._watched.put(work)
         with self._starting:
-            if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch_all, name="ccl watch", daemon=True)
-                self._watcher.start()
+            self._watcher = self._watcher or _start("ccl watch", self._watch_all)
 
     def _watch_all(self) -> None:
         while True:
@@ -169,7 +174,8 @@ class Executor:
                 work.finish(error)
 
     def _run_all(self) -> None:
-        configure_thread(self._cpus)
+        with suppress(OSError, RuntimeError):  # Works are slower then.
+            configure_thread(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
             if self._works:  # Several, if an interrupt has separated a work from its queue entry.
