@@ -19,7 +19,7 @@ from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
 from cpulaunch.worker.ccl.works.executor import Executor, GroupQueue
 from cpulaunch.worker.ccl.works.thread_setup import own_cpus, request_short_slices, thread_cpus
-from cpulaunch.worker.ccl.works.work import MAX_KEPT, CclWork, unfinished_jobs
+from cpulaunch.worker.ccl.works.work import MAX_KEPT, CclWork, _future_lock, _kept, unfinished_jobs
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -327,7 +327,7 @@ def test_a_callback_of_a_future_of_the_program_calls_where_the_program_completes
 
 
 def test_a_thread_that_cannot_start_may_start_later(monkeypatch):
-    one = queue()
+    one, before = queue(), set(_kept)
 
     def fail(_):
         raise RuntimeError("can't start new thread")
@@ -336,6 +336,7 @@ def test_a_thread_that_cannot_start_may_start_later(monkeypatch):
         patched.setattr(threading.Thread, "start", fail)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             one.submit(lambda: None, SECONDS)
+    assert set(_kept) <= before
     assert one.do_now(lambda: 5).result() == 5
     assert one.submit(lambda: 6, SECONDS).get_future().wait() == 6
 
@@ -346,6 +347,36 @@ def test_works_run_in_a_thread_that_cannot_be_configured(monkeypatch):
 
     monkeypatch.setattr("cpulaunch.worker.ccl.works.executor.configure_thread", fail)
     assert queue().submit(lambda: 5, SECONDS).get_future().wait() == 5
+
+
+def test_a_signal_handler_may_submit_works_and_ask_for_futures():
+    one = queue()
+    with deadline(), _future_lock, one.executor._starting:  # What the thread may hold when the signal comes.
+        future = one.submit(lambda: 5, SECONDS).get_future()
+    assert future.wait() == 5
+
+
+def test_a_child_that_a_callback_forks_cannot_run_the_works_of_its_parent():
+    watch_callbacks()
+    one, done, codes, gate = queue(), [], [], threading.Event()
+    first = one.submit(lambda: gate.wait(SECONDS), SECONDS)
+    later = one.submit(lambda: done.append("done"), SECONDS)
+
+    def callback(_):
+        child = os.fork()
+        if child == 0:
+            try:
+                later.get_future().wait()
+            except CclError as error:
+                os._exit(3 if "forked" in str(error) and not done else 4)
+            finally:
+                os._exit(5)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    first.get_future().add_done_callback(callback)
+    gate.set()
+    later.wait()
+    assert (codes, done) == ([3], ["done"])
 
 
 def test_works_are_drained_with_what_their_callbacks_call():

@@ -47,7 +47,7 @@ class Executor:
 
     def __init__(self, cpus: frozenset[int] = frozenset(), *, may_hang: bool = False) -> None:
         """`may_hang`: a work may never return, such as a call of oneCCL after another rank has exited."""
-        self._cpus, self.may_hang = cpus, may_hang
+        self._cpus, self.may_hang, self._process = cpus, may_hang, os.getpid()
         self.finished = 0
         self._watched: SimpleQueue[CclWork] = SimpleQueue()
         self._watcher: threading.Thread | None = None
@@ -57,7 +57,7 @@ class Executor:
         self.unfinished: dict[CclWork, None] = {}  # Works that have not ended, with their callbacks.
         self.lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # A signal handler may submit works too.
         self._running_thread = self._callback_thread = 0
         self._is_closed = False
 
@@ -82,6 +82,7 @@ class Executor:
                 self._thread = _start("ccl", self._run_all)
                 _started.add(self)
         work.position.place = next_place()
+        keep_alive(work)
         add = self._insert if self._callback_thread == threading.get_ident() else self._works.append
         self.unfinished[work] = None  # Python handles signals after calls, so not before the next line.
         add(work)
@@ -133,6 +134,11 @@ class Executor:
         finally:
             torch.set_autocast_enabled("cpu", autocasts)
             self._callback_thread = outer
+
+    def check_process(self) -> None:
+        """Raises: CclError in a process that was forked from that of the executor."""
+        if self._process != os.getpid():
+            raise CclError("this process was forked after init_process_group and is not a rank of the group")
 
     def _check_not_running(self) -> None:
         if self._running_thread == threading.get_ident():
@@ -197,6 +203,7 @@ class Executor:
         Otherwise completes a future that was put off, on which what the callback waits for may depend. The calling
         thread holds `lock`.
         """
+        self.check_process()
         if self._complete_due():
             return True
         is_earlier = self._works and (before is None or self._works[0].position.place < before)
@@ -266,17 +273,13 @@ class GroupQueue:
     ):
         self.broken: BaseException | None = None
         self.executor, self.lost_peer = executor, lost_peer
-        self._notify_others, self._process = notify_others, os.getpid()
+        self._notify_others = notify_others
 
     def _check(self) -> None:
         """Raises: CclError if the group is broken, or in a forked process."""
         if self.broken is not None:
             raise CclError(f"the group is broken: {self.broken}") from self.broken
-        self._check_process()
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            raise CclError("this process was forked after init_process_group and is not a rank of the group")
+        self.executor.check_process()
 
     def submit(self, job: Callable[[], Any], seconds: float) -> CclWork:
         """The job's work, which runs after all earlier ones. Raises: CclError if the group is broken or in a fork.
@@ -285,7 +288,6 @@ class GroupQueue:
         """
         self._check()
         work = CclWork(job, self, seconds)
-        keep_alive(work)
         self.executor.submit(work)
         return work
 
@@ -325,7 +327,7 @@ class GroupQueue:
 
         Raises: CclError in a forked process or while this thread runs a work. An interrupt breaks the group.
         """
-        self._check_process()
+        self.executor.check_process()
         try:
             self.executor.run_until(work, has_own_timeout=has_own_timeout)
         except CclError:

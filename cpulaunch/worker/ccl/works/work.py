@@ -49,7 +49,7 @@ INTERRUPTED = "a collective was interrupted"
 GRACE_POLLS = 3
 """Checks, after a rank has exited, before its data that may still be in transit counts as lost."""
 
-_future_lock = threading.Lock()
+_future_lock = threading.RLock()  # A signal handler may ask for a future too.
 _ending: list[int] = []
 MAX_KEPT, _RECENT, _RECENT_BYTES = 1000, 64, 4096
 _kept: dict[int, CclWork] = {}
