@@ -30,8 +30,8 @@ class cpu_time_limit:  # noqa: N801
     def __enter__(self) -> None:
         self._handler = signal.signal(NUMBER, self._expire)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {NUMBER})
-        self._running = True
         self._end = time.thread_time() + self._seconds
+        self._running = True  # Last: another process may send the signal at any time.
         signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -41,11 +41,14 @@ class cpu_time_limit:  # noqa: N801
         signal.signal(NUMBER, self._handler)
 
     def _expire(self, number: int, frame: FrameType | None) -> None:
-        if not self._running:
-            return  # The time ran out as the code ended.
-        left = self._end - time.thread_time()
-        if left > 0:  # Another process has sent the signal, or the timer counts whole ticks.
-            signal.setitimer(signal.ITIMER_VIRTUAL, left)
+        try:
+            if not self._running:
+                return  # The time ran out as the code ended.
+            left = self._end - time.thread_time()
+            if left > 0:  # Another process has sent the signal, or the timer counts whole ticks.
+                signal.setitimer(signal.ITIMER_VIRTUAL, left)
+                return
+        except RecursionError:  # Another process sends it faster than it is handled, and each one interrupts this.
             return
         self._running = False
         raise OutOfTimeError

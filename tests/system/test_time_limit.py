@@ -27,3 +27,21 @@ def test_a_signal_of_another_process_ends_nothing():
 def test_a_signal_of_another_process_prolongs_nothing():
     with pytest.raises(OutOfTimeError), cpu_time_limit(0.05):
         work(10)
+
+
+@pytest.mark.parametrize("signals", [1, 10_000])
+def test_a_flood_of_signals_of_another_process_ends_nothing(monkeypatch, signals):
+    """One comes whenever the time is read: before the limit is set, and while the one before is handled."""
+    left = [signals]
+    thread_time = time.thread_time
+
+    def interrupted():
+        if left[0]:
+            left[0] -= 1
+            os.kill(os.getpid(), NUMBER)
+        return thread_time()
+
+    monkeypatch.setattr(time, "thread_time", interrupted)
+    with cpu_time_limit(100):
+        os.kill(os.getpid(), NUMBER)
+    assert left[0] < signals
