@@ -16,7 +16,7 @@ from cpulaunch.launch.process.bind import UNBOUND
 from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import kill_children, own_children
+from cpulaunch.launch.process.processes import kill_children, own_children, signal_child
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -34,7 +34,7 @@ TAIL_BYTES = 1 << 14
 ASK_SECONDS = 0.1
 """Between two questions whether it is enough."""
 GRACE_SECONDS = 10.0
-"""How long a process may take to end after SIGTERM: longer than a launch gives its workers by default."""
+"""How long a process may take to end after SIGTERM. A launch may give its workers longer; a measurement does not."""
 REMAINS_SECONDS = 6.0
 """How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
 
@@ -107,7 +107,9 @@ def run_child(
         child.wait(GRACE_SECONDS, heedless=True)
         raise
     finally:
-        if guarded and child.exit_code is not None and child.exit_code < 0:
+        if guarded and child.exit_code is None:
+            signal_child(child.pid, signal.SIGKILL)  # Not its other processes: they end all and remove its files.
+        if guarded and (child.exit_code is None or child.exit_code < 0):
             _wait_for_ends(spared)
         kill_children(spared)
         child.close()

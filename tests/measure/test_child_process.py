@@ -1,5 +1,6 @@
 """A command's output, which it and processes from outside can open as this process does."""
 
+import contextlib
 import os
 import select
 import subprocess
@@ -10,6 +11,7 @@ from functools import partial
 import pytest
 
 from cpulaunch.measure.child_process import ChildSetup, run_child
+from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.libc import is_linux
 from tests.launch.launching import python
 
@@ -119,3 +121,31 @@ def pipes_of_this_process():
     """Those of others, such as pytest's own, are to stay as they are."""
     paths = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return [os.readlink(path) for path in paths if os.path.lexists(path)]
+
+
+IGNORES_SIGTERM = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("started", "w").close()
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("answer", [True, LaunchError("nothing can be read")], ids=["slow", "error"])
+def test_the_files_of_a_launch_that_does_not_end_in_time_are_removed(tmp_path, monkeypatch, answer):
+    """The launch gives its worker longer than the measurement waits."""
+    monkeypatch.setattr("cpulaunch.measure.child_process.GRACE_SECONDS", 0.2)
+    runs, started = tmp_path / "runs", tmp_path / "started"
+    runs.mkdir()
+
+    def enough():
+        if started.exists() and isinstance(answer, LaunchError):
+            raise answer
+        return started.exists()
+
+    launch = [sys.executable, "-P", "-m", "cpulaunch", "run", "--report", str(tmp_path / "report"), "--no-python"]
+    command = [*launch, sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{IGNORES_SIGTERM}"]
+    setup = ChildSetup(environ={**os.environ, "TMPDIR": str(runs)})
+    with contextlib.suppress(LaunchError):
+        run_child(command, setup, limit_seconds=120, enough=enough, guarded=True)
+    assert list(runs.iterdir()) == []
