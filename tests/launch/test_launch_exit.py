@@ -6,6 +6,7 @@ import signal
 import psutil
 import pytest
 
+from cpulaunch.system.libc import is_linux
 from tests.launch.launching import alive, eventually, python, shell
 
 WAIT = "import time; time.sleep(600)"
@@ -109,6 +110,14 @@ def test_a_kill_without_an_event_is_not_called_out_of_memory(launcher, tmp_path)
     events.write_text("oom_kill 4\n")
     outcome = launcher.run(shell("kill -KILL $$"), ["/bin/true"], memory_events=str(events))
     assert "out of memory" not in outcome.error
+
+
+@pytest.mark.skipif(not is_linux(), reason="cgroups are Linux's")
+@pytest.mark.parametrize("put", ["mkfifo memory.events", "ln -s /dev/zero memory.events"], ids=["pipe", "endless"])
+def test_what_a_worker_puts_in_place_of_its_cgroups_events_holds_no_end_up(launcher, tmp_path, put):
+    events = tmp_path / "memory.events"
+    events.write_text("oom_kill 4\n")
+    assert launcher.run(shell(f"rm memory.events; {put}; exit 3"), ["/bin/true"], memory_events=str(events)).code == 3
 
 
 def test_there_is_no_summary_after_success(launcher):

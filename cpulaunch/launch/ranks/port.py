@@ -8,6 +8,7 @@ import errno
 import os
 
 from cpulaunch.records.errors import LaunchError, escaped
+from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.libc import is_linux
 
 TYPE_CHECKING = False
@@ -127,8 +128,7 @@ def _process_name(pid: int) -> str:
     can make reads of it wait.
     """
     if is_linux():
-        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="backslashreplace") as file:
-            return file.read().removesuffix("\n")
+        return read_proc(f"/proc/{pid}/comm").decode(errors="backslashreplace").removesuffix("\n")
     import psutil
 
     return str(psutil.Process(pid).name())

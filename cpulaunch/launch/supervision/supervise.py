@@ -12,6 +12,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
@@ -115,7 +116,6 @@ def _read_oom_kills(memory_events: str | None) -> int | None:
     if memory_events is None:
         return None
     try:
-        with open(memory_events) as file:
-            return oom_kills(file.read())
+        return oom_kills(read_proc(memory_events).decode(errors="replace"))
     except (OSError, ValueError):
         return None

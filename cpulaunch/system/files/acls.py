@@ -7,6 +7,7 @@ import os
 
 from cpulaunch.system.files.mounts import is_own_name
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
+from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ def _number_outside(kind: str, number: int) -> int | None:
 
     Source: user_namespaces(7). Raises: OSError.
     """
-    with open(f"/proc/self/{kind}_map", "rb") as file:
-        for inside, outside, count in (map(int, line.split()) for line in file):
-            if inside <= number < inside + count:
-                return outside + number - inside
+    for line in read_proc(f"/proc/self/{kind}_map").splitlines():
+        inside, outside, count = map(int, line.split())
+        if inside <= number < inside + count:
+            return outside + number - inside
     return None
 
 

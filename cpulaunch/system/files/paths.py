@@ -13,6 +13,7 @@ import os
 import stat
 
 from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_proc
 
 PATH_ONLY = getattr(os, "O_PATH", 0)
 FOLDER = (PATH_ONLY or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
@@ -89,8 +90,7 @@ def is_ambiguous(uid: int) -> bool:
     if uid != OVERFLOW_UID:
         return False
     try:
-        with open("/proc/self/uid_map", "rb") as file:
-            return sum(int(line.split()[2]) for line in file) < ALL_UIDS
+        return sum(int(line.split()[2]) for line in read_proc("/proc/self/uid_map").splitlines()) < ALL_UIDS
     except (OSError, ValueError, IndexError):
         return False
 
@@ -115,8 +115,7 @@ def is_unmapped(uid: int) -> bool:
     if uid == 0 or uid != os.stat("/").st_uid:
         return False
     try:
-        with open("/proc/sys/kernel/overflowuid", "rb") as file:
-            return uid == int(file.read())
+        return uid == int(read_proc("/proc/sys/kernel/overflowuid"))
     except (OSError, ValueError):
         return uid == OVERFLOW_UID
 
