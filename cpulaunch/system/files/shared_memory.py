@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
+BUSY = (errno.EAGAIN, errno.ETXTBSY)
+"""Of an open for writing: another process has a lease on the file, or runs it."""
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
@@ -78,8 +80,8 @@ def _is_kept(name: str, since: float, *, folder: int) -> bool:
     """Whether a file of this user's is left because a process uses it. Effect: removes an unused one."""
     try:
         fd = _open_own(name, since, folder=folder)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in BUSY
     try:
         if not _is_own(os.fstat(fd), since):
             return False
@@ -100,8 +102,11 @@ def _open_own(name: str, since: float, *, folder: int) -> int:
     """
     found = open_here(name, folder=folder)
     try:
-        if not _is_own(os.fstat(found), since):
+        status = os.fstat(found)
+        if not _is_own(status, since):
             raise PermissionError(errno.EPERM, "it is not a file of this user's", name)
+        if status.st_mode & 0o600 != 0o600:
+            os.chmod(f"/proc/self/fd/{found}", 0o600)  # Source: open(2), O_PATH: fchmod(2) fails on these.
         return reopen(found, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, name, folder=folder, named=os.O_NOFOLLOW)
     finally:
         os.close(found)

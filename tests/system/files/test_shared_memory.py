@@ -1,8 +1,10 @@
 """Shared memory that a killed process left is removed; what a process of another container uses is not."""
 
+import ctypes
 import fcntl
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from cpulaunch.system.files import shared_memory
 from tests.opens import opens
-from tests.strangers import UID, needs_root
+from tests.strangers import PR_SET_DUMPABLE, UID, as_stranger, needs_root
 from tests.unanswered import beside_unanswered
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
@@ -59,6 +61,58 @@ def test_a_file_in_use_is_left_while_it_is_used(folder, how):
     assert os.path.exists(path)
     holder.communicate()
     assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    assert not os.path.exists(path)
+
+
+LEASE = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_that_a_process_has_a_lease_on_is_removed_after_its_end(folder):
+    path = make(folder)
+    command = [sys.executable, "-c", LEASE, path]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "ready\n"
+    left = shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    holder.communicate()
+    assert left == {PID}
+    assert shared_memory.remove_shared_memory(left, since=0, folder=folder) == set()
+    assert not os.path.exists(path)
+
+
+def test_a_file_that_runs_is_removed_after_its_end(folder):
+    path = os.path.join(folder, NAME)
+    shutil.copy("/bin/sleep", path)
+    try:
+        runs = subprocess.Popen([path, "1000"])
+    except PermissionError:
+        pytest.skip("no program runs from /dev/shm here")
+    left = shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    runs.kill()
+    runs.wait()
+    assert left == {PID}
+    assert shared_memory.remove_shared_memory(left, since=0, folder=folder) == set()
+    assert not os.path.exists(path)
+
+
+@needs_root
+def test_a_file_without_permissions_is_removed(folder):
+    """The owner cannot open it, unless it is root."""
+    os.chown(folder, UID, UID)
+    path = os.path.join(folder, f"{PID}:{UID}:0")
+
+    def act():
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        os.chmod(make(folder, path), 0)
+        assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+
+    as_stranger(act)
     assert not os.path.exists(path)
 
 
