@@ -217,6 +217,7 @@ def _supervised(
             ending_signals=ending,
             cgroup=link.cgroup,
             adopts_orphans=link.adopts_orphans,
+            of_launchers=True,
             on_started=on_started,
         )
         return supervise((run.agent,), routing, options), output

@@ -294,6 +294,16 @@ def continue_parent(pid: int) -> None:
         signal_process(pid, signal.SIGCONT)
 
 
+def continue_stopped(child: int) -> None:
+    """Effect: a child that SIGSTOP has stopped goes on; what Ctrl-Z stops (SIGTSTP) does not. Needs waitid(2)."""
+    try:
+        stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG)
+    except (AttributeError, ChildProcessError):
+        return
+    if stopped is not None and stopped.si_status == signal.SIGSTOP:
+        signal_process(child, signal.SIGCONT)
+
+
 def signal_child(pid: int, number: int) -> None:
     """Effect: sends this signal to the process if it is a child of this one, as its pid may be another's by now."""
     if is_child(pid):

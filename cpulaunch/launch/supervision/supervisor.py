@@ -17,6 +17,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
     catches,
     continue_parent,
+    continue_stopped,
     endable_children,
     group_exists,
     has_ended_traced,
@@ -76,7 +77,8 @@ class SupervisorOptions:
     """How the workers are supervised. `control`: the pipe from the guard; `memory_events`: the cgroup's file, if any.
 
     `cgroup` holds this process and what it starts; it `adopts_orphans` where the kernel lets it.
-    `ending_signals` end the launch; other signals are forwarded to the workers.
+    `ending_signals` end the launch; other signals are forwarded to the workers. `of_launchers`: the workers are
+    launchers themselves, which see no failure while a process that they started stops them.
     """
 
     inherited: Inherited
@@ -87,6 +89,7 @@ class SupervisorOptions:
     ending_signals: frozenset[int] = ENDING
     cgroup: LaunchCgroup | None = None
     adopts_orphans: bool = False
+    of_launchers: bool = False
     notify: Notify | None = None
     """Says after Ctrl-C what the launch waits for."""
     on_started: Callable[[], None] | None = None
@@ -104,13 +107,10 @@ class Supervisor:
     """A context in which the workers are started and run, and after which none of them is left."""
 
     def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, wall_clock: Clock) -> None:
-        self._inherited = options.inherited
-        self._control = options.control
+        self._inherited, self._control = options.inherited, options.control
         self._watch, self._cgroup = options.watch, options.cgroup
-        self._adopts_orphans = options.adopts_orphans
-        self._routing = routing
-        self._clock = clock
-        self._wall_clock = wall_clock
+        self._adopts_orphans, self._of_launchers = options.adopts_orphans, options.of_launchers
+        self._routing, self._clock, self._wall_clock = routing, clock, wall_clock
         self.state = SupervisionState(
             grace_seconds=options.grace_seconds, groups=frozenset(), ending_signals=options.ending_signals
         )
@@ -130,8 +130,7 @@ class Supervisor:
         self._exits = ExitQueue(clock)
         self._all_ended = self._abandon_output = self._guard_is_gone = False
         self._parent = os.getppid()
-        self._notify = options.notify
-        self._on_started = options.on_started
+        self._notify, self._on_started = options.notify, options.on_started
         self._notice_at: float | None = None
         self._poll, self._urgent = select.poll(), select.poll()
         self._wakeup, self._wakeup_write = child_wakeup_pipe()
@@ -330,6 +329,8 @@ class Supervisor:
         Of more than MAX_REAPED, the others are handled at once after signals and deadlines.
         Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
         """
+        for pid in self._worker_of if self._of_launchers else ():
+            continue_stopped(pid)
         killed = set[int]()
         for number, ended in enumerate(islice(iter(self._exits.first, None), MAX_REAPED), 1):
             index = self._worker_of.get(ended.pid)

@@ -55,6 +55,12 @@ def test_a_rank_that_was_ended_while_it_wrote_its_error_decides_the_exit_code(ho
     assert "failed (exit code 3)" in run.err
 
 
+def test_a_rank_that_stops_the_agent_fails_all_the_same(host):
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--no-python", "sh", "-c", "kill -STOP $PPID; exit 3")
+    assert run.wait() == 3, run.err
+    run.gone()
+
+
 def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, WAIT)
     family(run)
