@@ -244,6 +244,8 @@ class _Child:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return None
+        except OSError:  # What the command has spliced into it cannot be read.
+            return 0
         number = self._streams[fd]
         if self._receive and data:
             self._receive[number](data)

@@ -10,6 +10,7 @@ import pytest
 
 from cpulaunch.launch.output.sink import Sink, SinkError
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute, Stream
+from cpulaunch.system.libc import is_linux
 
 LONG = b"x" * LINE_BYTES
 
@@ -97,6 +98,14 @@ def test_a_stream_keeps_its_last_lines():
         pass
     stream.close()
     assert stream.last_lines() == (*(f"line {number}" for number in range(81, 100)), "no newline \ufffd")
+
+
+@pytest.mark.skipif(not is_linux(), reason="needs /proc")
+def test_a_stream_whose_next_byte_cannot_be_read_has_ended():
+    """As in a pipe into which a worker has spliced a page of a broken disk; here it is memory that is no one's."""
+    stream = Stream(os.open("/proc/self/mem", os.O_RDONLY), routes=[])
+    assert not stream.transfer()
+    stream.close()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from cpulaunch.launch.process.bind import UNBOUND
+from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.program import MAX_NAMES, check_program, check_shareable, find_executable, find_python
+from cpulaunch.launch.process.spawn import check_executed
 from cpulaunch.probe.software.interpreters import missing_torch
 from cpulaunch.records.errors import NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program, WorkerPython
@@ -206,3 +209,13 @@ def test_an_empty_name_is_not_found():
 def test_a_directory_is_no_command(tmp_path):
     with pytest.raises(NotExecutableError, match="command is a directory"):
         find_executable(str(tmp_path), {})
+
+
+@pytest.mark.parametrize("message", [b"x", b"execve ", b"execve x", b"a b c", b"limits " + b"9" * 90, b"\xff"])
+def test_a_start_message_that_no_worker_of_the_launch_writes_is_none(message):
+    read, write = os.pipe()
+    os.write(write, message)
+    spec = ExecSpec(worker=0, path="/bin/true", argv=("true",), environ={}, binding=UNBOUND)
+    assert check_executed(spec, read)
+    os.close(read)
+    os.close(write)

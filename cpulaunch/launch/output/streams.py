@@ -170,6 +170,8 @@ class Stream:
             data = os.read(self.fd, READ_BYTES if self._left is None else min(self._left, READ_BYTES))
         except BlockingIOError:
             return True
+        except OSError:  # What a worker has spliced into it cannot be read, and is the first for ever.
+            return False
         if not data:
             return False
         if self._left is not None:

@@ -78,10 +78,13 @@ def check_executed(spec: ExecSpec, error_fd: int) -> bool:
         return False
     if not message:
         return True
-    stage, _, code = message.partition(" ")
+    try:
+        stage, code = message.split(" ")
+        number, reason = int(code), os.strerror(int(code))
+    except (ValueError, OverflowError):  # Another process has written it, into a copy of the descriptor.
+        return True
     if stage == "execve":
-        raise exec_error(spec.path, int(code))
-    reason = os.strerror(int(code))
+        raise exec_error(spec.path, number)
     raise LaunchError(
         f"worker {spec.worker} could not be started", value=stage, source=reason, hint="try --binder none"
     )
