@@ -5,6 +5,7 @@ from __future__ import annotations
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
+from cpulaunch.system.root import natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,5 +49,5 @@ def _rendezvous_address(settings: Settings) -> tuple[str, str]:
 
 
 def _dns_wait_seconds(request: LaunchRequest) -> float:
-    join_timeout = dict(request.settings.rdzv_conf).get("join_timeout", "")
-    return min(MAX_DNS_WAIT_SECONDS, float(join_timeout)) if join_timeout.isdigit() else MAX_DNS_WAIT_SECONDS
+    join_timeout = natural(dict(request.settings.rdzv_conf).get("join_timeout", ""))
+    return MAX_DNS_WAIT_SECONDS if join_timeout is None else min(MAX_DNS_WAIT_SECONDS, float(join_timeout))

@@ -109,7 +109,7 @@ def _cpu_times(text: str, cpus: frozenset[int] | None) -> list[float]:
     lines = [line.split() for line in text.splitlines() if line.startswith("cpu")]
     names = {"cpu"} if cpus is None else {f"cpu{number}" for number in cpus}
     chosen = [line[1 : TIME_FIELDS + 1] for line in lines if line[0] in names] or [line[1:] for line in lines[:1]]
-    rows = [[int(each) / TICKS_PER_SECOND if each.isdigit() else 0.0 for each in row] for row in chosen]
+    rows = [[(natural(each) or 0) / TICKS_PER_SECOND for each in row] for row in chosen]
     return [sum(row[at] for row in rows if at < len(row)) for at in range(TIME_FIELDS)]
 
 
@@ -117,8 +117,8 @@ def _value(text: str, name: str) -> float:
     """The number after a name in a file of "name number" lines; 0 if there is none."""
     for line in text.splitlines():
         key, _, number = line.partition(" ")
-        if key == name and number.strip().isdigit():
-            return float(number)
+        if key == name:
+            return float(natural(number.strip()) or 0)
     return 0.0
 
 
@@ -133,6 +133,6 @@ def _throttled_seconds(root: Root) -> float:
 
 def _thermal_events(root: Root, cpus: frozenset[int] | None) -> int:
     """How often the cores of these CPUs have been slowed because they were hot."""
-    names = (name for name in root.names(CPU_FOLDER) if name[3:].isdigit() and (cpus is None or int(name[3:]) in cpus))
+    names = (name for name in root.names(CPU_FOLDER) if cpus is None or natural(name[3:]) in cpus)
     texts = (root.text(f"{CPU_FOLDER}/{name}/thermal_throttle/core_throttle_count") for name in names)
     return sum(natural(text) or 0 for text in texts if text is not None)

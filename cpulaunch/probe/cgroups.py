@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cpulaunch.records.host import Throttling
 from cpulaunch.records.record import record
-from cpulaunch.system.root import Root
+from cpulaunch.system.root import Root, natural
 
 
 @record(kw_only=False)
@@ -61,9 +61,7 @@ def throttling(root: Root) -> Throttling:
     for _, folders in read_cgroups(root).folders(root, "cpu"):
         for folder in folders:
             lines = (root.text(f"{folder}/cpu.stat") or "").split("\n")
-            values = {
-                name: int(number) for name, _, number in (line.partition(" ") for line in lines) if number.isdigit()
-            }
+            values = {name: natural(number) or 0 for name, _, number in (line.partition(" ") for line in lines)}
             if values.get("nr_periods", 0) > found.periods:
                 found = Throttling(periods=values["nr_periods"], throttled=values.get("nr_throttled", 0))
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cpulaunch.probe.arm_parts import IMPLEMENTERS, PARTS
 from cpulaunch.records.host import FEATURES, CpuInfo
-from cpulaunch.system.root import Root
+from cpulaunch.system.root import Root, natural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _power_generation(entries: dict[str, str]) -> int:
     """8 for "POWER8E (raw), altivec supported"; 0 for other processors."""
     name = entries.get("cpu", "")
     digits = name.removeprefix("POWER")[:2] if name.startswith("POWER") else ""
-    return int(digits if digits.isdigit() else digits[:1] if digits[:1].isdigit() else 0)
+    return natural(digits) or natural(digits[:1]) or 0
 
 
 def _inferred_arch(entries: dict[str, str]) -> str:

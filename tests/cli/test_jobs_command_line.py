@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from cpulaunch.cli.rendezvous_route import with_route
+from cpulaunch.records.request import LaunchRequest
+from cpulaunch.records.settings import Settings
+from cpulaunch.system import routes
+
 SAY = "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])"
 
 
@@ -59,3 +64,18 @@ def test_invalid_requests_are_an_error_of_two_lines(
     assert first.startswith("cpulaunch: error: ")
     assert part in first
     assert second.startswith("hint: ")
+
+
+@pytest.mark.parametrize(("given", "waited"), [("20", 20.0), ("900", 60.0), ("x", 60.0), ("\u00b2", 60.0)])
+def test_a_name_is_waited_for_as_long_as_hosts_may_join(
+    monkeypatch: pytest.MonkeyPatch, given: str, waited: float
+) -> None:
+    """At most a minute; "\u00b2" is a digit that float() does not take."""
+    found: list[float] = []
+    monkeypatch.setattr(routes, "route_to", lambda *_, patience_seconds, **__: found.append(patience_seconds))
+    settings = Settings(rdzv_endpoint="host:1", rdzv_conf=(("join_timeout", given),))
+    request = LaunchRequest(
+        program=None, settings=settings, origins={}, reasons={}, profile=None, profile_env=(), environ={}
+    )
+    with_route(request, wait_for_dns=True, notify=print)
+    assert found == [waited]

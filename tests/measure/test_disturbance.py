@@ -86,6 +86,13 @@ def test_what_others_used_is_related_to_what_may_be_used(counters, threads, cpus
     assert bool(disturbance_reasons(found, seconds=10)) == disturbed
 
 
+@pytest.mark.parametrize("number", ["\u00b2", "x", "9" * 400])
+def test_what_is_no_number_of_the_kernel_counts_as_none(counters, number):
+    """A worker of root may have put it in place of one; "\u00b2" is a digit that int() does not take."""
+    found = counters(files(busy=number, throttled=number, kills=number, hot=number))
+    assert (found.busy, found.throttled, found.oom_kills, found.thermal_events) == (0.0, 0.0, 0, 0)
+
+
 def test_a_kernel_that_tells_nothing_disturbs_nothing(counters):
     before = counters({})
     assert disturbance_between(before, counters({}), LaunchUsage(), seconds=1.0) == Disturbance()

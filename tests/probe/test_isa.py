@@ -66,6 +66,8 @@ def test_arm_features() -> None:
     [
         ("processor : 0\ncpu : POWER9 (raw), altivec supported\nclock : 1MHz\nrevision : 2\n", "ppc64le", {"vsx"}),
         ("processor : 0\ncpu : POWER7 (architected)\nclock : 1MHz\nrevision : 2\n", "ppc64", {"vsx"}),
+        ("processor : 0\ncpu : POWER8\u00b2\n", "ppc64le", {"vsx"}),
+        ("processor : 0\ncpu : POWER\u00b2\n", "ppc64", set()),
         ("processor : 0\nisa : rv64imafdcv_zicsr\n", "riscv64", {"rvv"}),
         ("processor : 0\nisa : rv64imafdc_zve\n", "riscv64", set()),
         ("vendor_id : GenuineIntel\nflags : fpu lm avx2\n", "x86_64", {"avx2"}),

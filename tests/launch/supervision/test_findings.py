@@ -141,7 +141,7 @@ def test_periods_of_a_quota(tmp_path):
     files = {
         "proc/self/cgroup": "0::/job/step\n",
         "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-        "sys/fs/cgroup/job/cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 30\n",
+        "sys/fs/cgroup/job/cpu.stat": "usage_usec 5\nnr_periods 200\nnr_throttled 30\nother \u00b2\n",
         "sys/fs/cgroup/job/step/cpu.stat": "usage_usec 5\nnr_periods 0\nnr_throttled 0\n",
     }
     for name, text in files.items():
