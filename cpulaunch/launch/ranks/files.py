@@ -46,12 +46,13 @@ class RunFolder:
 class RankFiles:
     """The directory of one attempt, with a directory for each rank in it; None: no files are written.
 
-    `fd`: its descriptor. `errors`: the directory with the ranks' error files, where it is another one.
+    `fd`: its descriptor. `errors`: the directory with the error files of this many `ranks`, where it is another one.
     """
 
     directory: str | None
     fd: int | None = None
     errors: str | None = None
+    ranks: int = 0
 
     def of_rank(self, local_rank: int, name: str) -> str:
         """The path of a rank's file; "" if no files are written."""
@@ -71,24 +72,13 @@ class RankFiles:
         """Effect: the error files are in the ranks' directories, and the descriptor is closed."""
         if self.fd is None:
             return
-        if self.errors is not None:
-            _copy_errors(self.errors, self.fd)
+        for local_rank in range(0 if self.errors is None else self.ranks):
+            try:
+                data = read_start(self.error_file(local_rank), max_bytes=MAX_BYTES)
+                create_with(os.path.join(str(local_rank), ERROR_FILE), data, folder=self.fd)
+            except OSError:
+                continue  # The rank has recorded no error, or some rank has removed a folder.
         os.close(self.fd)
-
-
-def _copy_errors(errors: str, attempt: int) -> None:
-    """Effect: each rank's directory in an attempt's has a copy of its error file, as far as they can be written."""
-    try:
-        entries = os.listdir(errors)
-    except OSError:
-        return  # A rank has removed them.
-    for entry in entries:
-        local_rank = entry.removeprefix("error-").removesuffix(".json")
-        try:
-            data = read_start(os.path.join(errors, entry), max_bytes=MAX_BYTES)
-            create_with(os.path.join(local_rank, ERROR_FILE), data, folder=attempt)
-        except OSError:
-            continue
 
 
 def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:
@@ -145,7 +135,7 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: st
     except OSError as error:
         hint = LEAVE_FOLDERS if folder.private else LOG_HINT
         raise log_error(files.directory, error, hint=hint) from None
-    return replace(files, fd=fd, errors=errors)
+    return replace(files, fd=fd, errors=errors, ranks=ranks)
 
 
 def log_error(path: str, error: OSError, *, hint: str = LOG_HINT) -> LaunchError:

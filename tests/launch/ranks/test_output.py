@@ -9,6 +9,7 @@ from jobs import alive, text_of
 
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
+from cpulaunch.launch.ranks.files import RunFolder, make_rank_files
 from cpulaunch.launch.ranks.output import FilteredRoute
 from tests import json_output
 
@@ -105,6 +106,20 @@ def test_a_log_directory_that_is_a_file_is_an_error(launch):
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_error_files_of_ranks_alone_are_copied(tmp_path):
+    """A rank may leave any number of other files in their folder, which other ranks share."""
+    folder = RunFolder(path=str(tmp_path), kept=True, fd=os.open(tmp_path, os.O_RDONLY), secure=False)
+    (tmp_path / "private").mkdir()
+    files = make_rank_files(folder, restarts=0, ranks=2, private=str(tmp_path / "private"))
+    for name in ("0", "1", "2", "..", ""):
+        with open(os.path.join(files.errors, f"error-{name}.json"), "w") as file:
+            file.write(name)
+    files.close()
+    copies = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("error.json")}
+    assert copies == {"attempt_0/0/error.json": "0", "attempt_0/1/error.json": "1"}
+    os.close(folder.fd)
+
+
 def test_a_full_disk_ends_the_job(launch):
     launch.write("""
         say(f"rank.{rank}", os.getpid())
