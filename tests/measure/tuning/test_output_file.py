@@ -1,13 +1,15 @@
 """The file that a program writes: what of its text may differ, and by how much."""
 
 import json
+import math
+import os
 import time
 import tracemalloc
 
 import pytest
 
-from cpulaunch.measure.tuning.outputs.numerics import wrong_outputs
-from cpulaunch.measure.tuning.outputs.output_file import MAX_TEXT_BYTES, OutputFile, file_parts
+from cpulaunch.measure.tuning.outputs.numerics import part_error, wrong_outputs
+from cpulaunch.measure.tuning.outputs.output_file import MAX_BYTES, MAX_TEXT_BYTES, OutputFile, file_parts
 
 ROWS = "".join(f"{1700000000 + row},{row % 7},{row / 10:.3f}\n" for row in range(100))
 OTHER_LABELS = "".join(f"{1700000000 + row},{(row + 1) % 7},{row / 10:.3f}\n" for row in range(100))
@@ -118,6 +120,20 @@ def test_a_large_file_is_compared_to_its_last_byte(tmp_path):
     assert found[0][str(path)][0]["shape"] == [MAX_TEXT_BYTES + 1]
     assert wrong_outputs(found[0], found[1], max_error=1.0) is not None
     assert wrong_outputs(found[0], found[2], max_error=None) is None
+
+
+def test_a_sparse_file_of_any_size_is_not_read(tmp_path):
+    path = tmp_path / "out.bin"
+    file = OutputFile(str(path))
+    file.mark()
+    path.touch()
+    os.truncate(path, MAX_BYTES + 1)
+    assert file.outputs() is None
+
+
+def test_a_forged_shape_takes_no_memory():
+    part = {"type": "int64", "shape": ["x", 1 << 62], "sample": [1], "digest": "a"}
+    assert part_error(part, {**part, "digest": "b"}) == math.inf
 
 
 def parts(text):

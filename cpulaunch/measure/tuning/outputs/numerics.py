@@ -156,6 +156,6 @@ def _share_of_differences(part: Mapping[str, Any], other: Mapping[str, Any]) -> 
     sample, others = part.get("sample"), other.get("sample")
     if not sample or not others or part.get("type") != other.get("type"):
         return math.inf
-    count = max(1, math.prod(part["shape"]))
+    count = max(1, math.prod(map(float, part["shape"])))  # A text would be repeated.
     differing = sum(a != b for a, b in zip(sample, others, strict=True)) / len(sample)
     return float(max(differing, 1 / count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from hashlib import sha256
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_TEXT_BYTES = 1 << 24
 """A file of so many bytes or more is compared byte for byte."""
+MAX_BYTES = 1 << 36
+"""A larger file is not read, which takes minutes: a sparse one has any size."""
 PIECE = 1 << 20
 MOST_GROUPS = 1 << 16
 """The numbers of further groups are one group."""
@@ -60,6 +63,8 @@ def _parts_of_file(path: str) -> list[dict[str, Any]]:
         data = read_from(fd, MAX_TEXT_BYTES)
         if len(data) < MAX_TEXT_BYTES:
             return file_parts(data)
+        if os.fstat(fd).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         digest, size = sha256(data), len(data)
         while piece := read_from(fd, PIECE):
             digest.update(piece)
