@@ -26,6 +26,8 @@ MAX_COMMAND = 1 << 16
 MAX_BYTES = 1 << 23
 """Bytes read of any other file: enough for the maps of a process with 65,530 mappings, the usual limit of Linux,
 most of them anonymous."""
+MAX_THREADS = 4096
+"""Looked at of a process: tens of thousands take seconds."""
 
 
 def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def _masks(folder: str) -> Iterator[str]:
         threads = os.listdir(folder)
     except OSError:
         return
-    for thread in threads:
+    for thread in threads[:MAX_THREADS]:
         status = _status(f"{folder}/{thread}/status")
         if mask := status.get("Cpus_allowed_list"):
             yield mask

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 
+from cpulaunch.system import process_snapshot
 from cpulaunch.system.process_snapshot import COMMAND_LETTERS, loaded_files, page_placement, snapshot, thread_masks
 
 MAPS = """\
@@ -46,6 +47,11 @@ def proc(tmp_path):
     (process / "maps").write_text(MAPS)
     (process / "numa_maps").write_text(NUMA_MAPS)
     return tmp_path
+
+
+def test_of_very_many_threads_some_are_looked_at(proc, monkeypatch):
+    monkeypatch.setattr(process_snapshot, "MAX_THREADS", 2)
+    assert sum(each["count"] for each in snapshot(42, proc=str(proc))["threads"]) == 2
 
 
 def test_a_process_is_described(proc):

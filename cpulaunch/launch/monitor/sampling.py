@@ -7,7 +7,7 @@ from cpulaunch.system.process_snapshot import snapshot
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
 FIRST_PAUSES = (0.2, 1.0, 3.0)
@@ -46,34 +46,48 @@ class Sampler:
         self._take = take
         self._samples = 0
         self._next_pages = 0.0
+        self._left: Iterator[None] | None = None
 
     def sample(self, groups: Mapping[int, int]) -> None:
-        """Effect: if the deadline has passed, takes snapshots of these process groups, given by worker."""
+        """Effect: if the deadline has passed, takes a snapshot of one process of these groups, given by worker.
+
+        That of the next one is due at once, after what is more urgent: a sample of all may take seconds.
+        """
         now = self._clock()
         if now < self.deadline:
             return
-        with_pages = now >= self._next_pages
-        self._take_snapshots(groups, pages=with_pages)
+        if self._left is None:
+            self._left = self._take_sample(dict(groups), now, pages=now >= self._next_pages)
+        if next(self._left, self) is self:
+            self._left = None
+
+    def _take_sample(self, groups: Mapping[int, int], begun: float, *, pages: bool) -> Iterator[None]:
+        """Effect: takes a snapshot at each step, and then sets the next deadline."""
+        yield from self._take_snapshots(groups, pages=pages)
         self._samples += 1
         after = self._clock()
-        if with_pages:
-            self._next_pages = now + (after - now) / PAGES_SHARE
+        if pages:
+            self._next_pages = begun + (after - begun) / PAGES_SHARE
         self.deadline = after + pause_before(self._samples)
 
-    def _take_snapshots(self, groups: Mapping[int, int], *, pages: bool) -> None:
+    def _take_snapshots(self, groups: Mapping[int, int], *, pages: bool) -> Iterator[None]:
         members = members_of(frozenset(groups.values()))
         for worker, group in groups.items():
             kept = self.snapshots.setdefault(worker, {})
             for pid in members[group][:MAX_PROCESSES]:
-                try:
-                    keep(kept, self._take(pid, pages=pages), pages=pages)
-                except ValueError:  # Nothing that a worker does to its files in /proc may end the launch.
-                    continue
+                self._keep_one(kept, pid, pages=pages)
+                yield
             sizes = self.sizes.setdefault(worker, {})
             for pid, each in kept.items():
                 add_size(sizes.setdefault(pid, []), int(each["rss_bytes"]))
             for pid in sizes.keys() - kept.keys():
                 del sizes[pid]
+
+    def _keep_one(self, kept: dict[int, Mapping[str, Any]], pid: int, *, pages: bool) -> None:
+        try:
+            keep(kept, self._take(pid, pages=pages), pages=pages)
+        except ValueError:  # Nothing that a worker does to its files in /proc may end the launch.
+            return
 
 
 def add_size(sizes: list[int], size: int) -> None:

@@ -1,6 +1,7 @@
 """Snapshots of running workers, as the supervisor takes them."""
 
 import os
+import subprocess
 
 from cpulaunch.launch.monitor.sampling import Sampler
 
@@ -12,6 +13,28 @@ def test_a_snapshot_that_cannot_be_understood_is_dropped():
     now = [0.0]
     sampler = Sampler(lambda: now[0], take)
     now[0] = 100.0
-    sampler.sample({0: os.getpgid(0)})
+    while sampler.deadline <= now[0]:
+        sampler.sample({0: os.getpgid(0)})
     assert sampler.snapshots == {0: {}}
     assert sampler.deadline > 100.0
+
+
+def test_other_events_are_handled_between_the_snapshots_of_a_sample():
+    taken, now = [], [0.0]
+
+    def take(pid, *, pages):
+        taken.append(pid)
+        return {"pid": pid, "threads": [1], "rss_bytes": 5, "peak_memory_bytes": 5, "pages": {}}
+
+    sampler = Sampler(lambda: now[0], take)
+    now[0] = 100.0
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000 & echo; wait"], stdout=-1, process_group=0) as shell:
+        shell.stdout.readline()
+        counts = []
+        while sampler.deadline <= now[0]:
+            sampler.sample({0: shell.pid})
+            counts.append(len(taken))
+        os.killpg(shell.pid, 9)
+    assert counts == [1, 2, 3, 3]
+    assert len(set(taken)) == 3
+    assert sampler.sizes == {0: {pid: [5] for pid in taken}}
