@@ -183,9 +183,12 @@ def test_a_folder_of_another_user_is_no_python_by_its_name(tmp_path, monkeypatch
     for name in ("python3", "env"):
         (tmp_path / "bin" / name).symlink_to(sys.executable)
     monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o1777)
     assert find_python("python3", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/bin/python3"
     assert find_python("env", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/env/bin/python", "the user's own"
     assert find_python("./python3", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/python3/bin/python"
+    tmp_path.chmod(0o755)  # As in an image with files of several users: no other one can have put it there.
+    assert find_python("python3", {"PATH": f"{tmp_path}/bin"}) == f"{tmp_path}/python3/bin/python"
 
 
 def test_commands_come_from_the_path_that_is_given(tmp_path):

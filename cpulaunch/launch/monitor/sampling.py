@@ -45,7 +45,7 @@ class Sampler:
         self._clock = clock
         self._take = take
         self._samples = 0
-        self._next_pages = 0.0
+        self._next_pages = self._page_seconds = 0.0
         self._left: Iterator[None] | None = None
 
     def sample(self, groups: Mapping[int, int]) -> None:
@@ -63,12 +63,12 @@ class Sampler:
 
     def _take_sample(self, groups: Mapping[int, int], begun: float, *, pages: bool) -> Iterator[None]:
         """Effect: takes a snapshot at each step, and then sets the next deadline."""
+        self._page_seconds = 0.0
         yield from self._take_snapshots(groups, pages=pages)
         self._samples += 1
-        after = self._clock()
         if pages:
-            self._next_pages = begun + (after - begun) / PAGES_SHARE
-        self.deadline = after + pause_before(self._samples)
+            self._next_pages = begun + self._page_seconds / PAGES_SHARE
+        self.deadline = self._clock() + pause_before(self._samples)
 
     def _take_snapshots(self, groups: Mapping[int, int], *, pages: bool) -> Iterator[None]:
         members = members_of(frozenset(groups.values()))
@@ -84,10 +84,13 @@ class Sampler:
                 del sizes[pid]
 
     def _keep_one(self, kept: dict[int, Mapping[str, Any]], pid: int, *, pages: bool) -> None:
+        begun = self._clock()
         try:
             keep(kept, self._take(pid, pages=pages), pages=pages)
         except ValueError:  # Nothing that a worker does to its files in /proc may end the launch.
             return
+        finally:
+            self._page_seconds += self._clock() - begun
 
 
 def add_size(sizes: list[int], size: int) -> None:

@@ -56,7 +56,7 @@ class Metric:
             try:
                 with cpu_time_limit(SEARCH_SECONDS):
                     self._search_from_last(left)
-            except (OutOfTimeError, MemoryError):
+            except (OutOfTimeError, MemoryError, RecursionError):  # The last one: another process floods with signals.
                 self.skipped += 1
                 left = left[:-1]
         if self.abandoned:

@@ -295,12 +295,12 @@ def continue_parent(pid: int) -> None:
 
 
 def continue_stopped(child: int) -> None:
-    """Effect: a child that SIGSTOP has stopped goes on; what Ctrl-Z stops (SIGTSTP) does not. Needs waitid(2)."""
+    """Effect: a child that a signal has stopped goes on, unless it is that of Ctrl-Z (SIGTSTP). Needs waitid(2)."""
     try:
         stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG)
     except (AttributeError, ChildProcessError):
         return
-    if stopped is not None and stopped.si_status == signal.SIGSTOP:
+    if stopped is not None and stopped.si_status != signal.SIGTSTP:
         signal_process(child, signal.SIGCONT)
 
 

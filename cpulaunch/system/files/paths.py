@@ -70,14 +70,16 @@ def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
 
 
 def is_of_current_folder(name: str) -> bool:
-    """Whether this user, root or the owner of the current folder owns what has this name there. Raises: OSError.
+    """Whether this user, root or the owner of the current folder put there what has this name. Raises: OSError.
 
     What another user owns is none to run by its name alone: anyone can put it into /tmp, or a link that they replace.
+    Into a folder that only its owner can write, no other user can.
     """
     folder = os.open(".", FOLDER)
     try:
-        status = os.lstat(name)
-        return is_trusted_in(status, folder) or have_one_owner(status, os.fstat(folder))
+        status, parent = os.lstat(name), os.fstat(folder)
+        is_private = not parent.st_mode & WRITABLE_BY_OTHERS  # An ACL that lets others write shows as the group's.
+        return is_private or is_trusted_in(status, folder) or have_one_owner(status, parent)
     finally:
         os.close(folder)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, may_be_of_low_dtype, widened
+from cpulaunch.worker.ledger.chooser import ranks_in_job
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
@@ -71,6 +72,7 @@ class CallModes:
         self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.changed: Callable[[nn.Module], None] = lambda module: None
         self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
+        self.is_measured = False
         self.fastest_but: Callable[..., str | None] = lambda mode, module, args, kwargs: None
 
     def candidates(self, module: nn.Module) -> tuple[str, ...]:
@@ -220,6 +222,8 @@ class CallModes:
         """The mode in which to repeat a call that failed; None if its dtypes are not to blame."""
         if not self._precision.applies(module):
             return None
+        if isinstance(error, ValueError | AssertionError) and ranks_in_job() > 1:
+            return None  # The other ranks do not repeat what this one has sent.
         if mode in (AUTOCAST, GRAPH):
             return PLAIN if may_be_of_low_dtype(error) else None
         return AUTOCAST if is_of_low_dtype(error) else None
@@ -231,8 +235,8 @@ class CallModes:
             return self._by_graph(module, args, kwargs)
         if not self._has_residents(module):
             return self._with_residents(mode, module, args, kwargs)
-        if self.residents.is_too_early(module, partial(self._measured_seconds, mode, module, args, kwargs)):
-            return self._run(module, args, kwargs, try_submodules=False)
+        if self.residents.is_too_early(module, partial(self._measured_seconds, module)):
+            return self.run(PLAIN, module, args, kwargs)
         if not self.residents.is_comparison_due(module):
             return self._active(mode, module, args, kwargs)
         return self.residents.accuracy.compare(
@@ -244,12 +248,12 @@ class CallModes:
 
     def _active(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result with the resident weights."""
-        with self.residents.active(module, partial(self._measured_seconds, mode, module, args, kwargs)):
+        with self.residents.active(module, partial(self._measured_seconds, module)):
             return self._with_residents(mode, module, args, kwargs)
 
-    def _measured_seconds(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    def _measured_seconds(self, module: nn.Module) -> float:
         """How long the module's calls have taken so far; infinite if such calls are not measured."""
-        return inf if self.fastest_but(mode, module, args, kwargs) is None else self.seconds_of(module)
+        return self.seconds_of(module) if self.is_measured and len(self.candidates(module)) > 1 else inf
 
     def _with_residents(self, mode: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if mode == AUTOCAST:
@@ -284,7 +288,7 @@ class CallModes:
         def eager(try_submodules: bool) -> Any:
             mode = None if self.pending() == pending else self.fastest_but(GRAPH, module, args, kwargs)
             if mode is not None:
-                return self._run_in(mode, module, args, kwargs)
+                return self.run(mode, module, args, kwargs)  # What fails in it for its dtypes may not in autocast.
             return self._in_autocast(module, args, kwargs, try_submodules=try_submodules)
 
         return self._capturing(module, args, kwargs, eager, outermost=True)

@@ -85,7 +85,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
             return original(self, *args, **kwargs)
         training = self.__dict__.get("training") is True  # See _has_mode.
         grad = _is_grad_enabled()
-        is_to_infer = infers and grad and not training
+        is_to_infer = infers and grad and not training and not state.inside
         run = runs.get((id(self), training, grad and not is_to_infer))
         if run is None or run.left <= 0 or run.until < _clock() or (is_to_infer and _may_need_gradients(self)):
             return wrapper.call(self, args, kwargs)
@@ -156,6 +156,7 @@ class CallWrapper:
         self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded)
         self.modes.changed = self.chooser.restart
         if measured:
+            self.modes.is_measured = True
             self.modes.fastest_but, self.modes.seconds_of = self.chooser.fastest_but, self.chooser.seconds
         if self.modes.captures is not None:
             self.modes.captures.seconds_of = self.chooser.seconds
@@ -188,7 +189,7 @@ class CallWrapper:
 
     def _top_level(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_to_infer = self.infers and _is_grad_enabled() and not module.training
-        if is_to_infer and _graph_task() == -1:  # In the backward pass, a checkpoint needs gradients of what it calls.
+        if is_to_infer and _graph_task() == -1 and _saved_hooks(True) is None:  # A checkpoint needs gradients, twice.
             with torch.no_grad():
                 return self._with_layout(module, args, kwargs)
         return self._with_layout(module, args, kwargs)
@@ -284,7 +285,7 @@ def _is_weightless(module: nn.Module) -> bool:
 
 def _may_need_gradients(module: nn.Module) -> bool:
     """Whether the wrapper must find out if a call of the module in eval mode may run without gradients."""
-    return _graph_task() != -1 or _must_run_unwrapped(module)
+    return _graph_task() != -1 or _saved_hooks(True) is not None or _must_run_unwrapped(module)
 
 
 def _must_run_unwrapped(module: nn.Module) -> bool:

@@ -152,15 +152,19 @@ def module_folders() -> list[str]:
     PYTHONPATH names it: anyone may have put modules of any name into it.
     """
     main = sys.modules.get("__main__")
-    implied = os.path.dirname(os.path.realpath(getattr(main, "__file__", None) or "/"))
-    if getattr(main, "__spec__", None) is not None:
+    spec = getattr(main, "__spec__", None)
+    top = os.path.realpath(getattr(main, "__file__", None) or "/")
+    for _ in range(1 if spec is None else spec.name.count(".") + 1):  # Of a program that is a folder, one too.
+        top = os.path.dirname(top)
+    implied = {top} if spec is None or sys.path[:1] == [top] else set()  # With -m, it may be in site-packages.
+    if spec is not None:
         with suppress(OSError):  # It was removed.
-            implied = os.getcwd()
+            implied.add(os.getcwd())
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "cpulaunch"))
     kept = {os.path.dirname(os.path.dirname(file)) for file in files if file}
     kept |= {os.path.abspath(each) for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each}
     folders = (each for each in sys.path if isinstance(each, str) and os.path.isabs(each))
-    return [each for each in folders if each != implied or each in kept]
+    return [each for each in folders if each not in implied or each in kept]
 
 
 def _start(own: socket.socket, other: socket.socket) -> None:

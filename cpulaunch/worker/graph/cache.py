@@ -105,7 +105,8 @@ class Captures:
             return eager(state.try_submodules)
         key = key_of_tensors(args, kwargs)
         if key is not None:
-            return self._with_key(state, key, Call(module=module, args=args, kwargs=kwargs, inputs=list(args)), eager)
+            call = Call(module=module, args=args, kwargs=kwargs, inputs=list(args))
+            return self._with_key(state, key, call, eager, outermost=outermost)
         inputs: list[torch.Tensor] = []
         try:
             spec = flatten((args, kwargs), inputs)
@@ -115,7 +116,7 @@ class Captures:
         if key is None:
             return self._try_submodules(state, "it takes arguments that cannot be compared", eager)
         call = Call(module=module, args=args, kwargs=kwargs, inputs=inputs, spec=spec)
-        return self._with_key(state, key, call, eager)
+        return self._with_key(state, key, call, eager, outermost=outermost)
 
     def after_fork(self) -> None:
         """Effect: in a forked process, frees the lock, which a thread of the parent may have held."""
@@ -170,7 +171,7 @@ class Captures:
         state.try_submodules = True
         return eager(True)
 
-    def _with_key(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
+    def _with_key(self, state: ModuleState, key: Key, call: Call, eager: Eager, *, outermost: bool) -> Any:
         if state.weights is not None and not state.weights.unchanged():
             self._drop_stale(state)
         recent = state.recent
@@ -179,7 +180,7 @@ class Captures:
         if key in state.refused:
             return eager(True)
         if key in state.not_used:
-            self.own.pending += state.outermost  # It runs in another mode.
+            self.own.pending += outermost  # It runs in another mode.
             return eager(False)
         for captured in state.captures.get(key, ()):
             if captured.holds(call):

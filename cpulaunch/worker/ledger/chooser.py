@@ -175,7 +175,7 @@ class Chooser:
             if not entry.has_family:  # Not for a module with one mode, as it takes a while.
                 entry.ledger.join(self._families.of(module))
                 entry.has_family = True
-            mode = entry.ledger.next(signature, modes, in_blocks=is_step, ranks=_ranks() if is_step else 1)
+            mode = entry.ledger.next(signature, modes, in_blocks=is_step, ranks=ranks_in_job() if is_step else 1)
             turn = Turn(entry, signature, mode, is_step=is_step)
             if is_step:
                 for each in ALL_FLAGS:  # The next call, of whatever kind, ends the step.
@@ -384,7 +384,7 @@ def _flags(module: nn.Module) -> Flags:
     return module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
 
-def _ranks() -> int:
+def ranks_in_job() -> int:
     """How many ranks train together."""
     is_job = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if is_job else 1

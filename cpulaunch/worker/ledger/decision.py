@@ -163,9 +163,11 @@ class Decision:
         self.calls += 1
         self._seconds += seconds
         self._unsteady[mode] = 0
-        _, pause = self._postponed.get(mode, (0.0, FIRST_PAUSE))
+        pause = self._postponed.get(mode, (0.0, FIRST_PAUSE))[1]
         self._postponed[mode] = (self._seconds + pause, min(2 * pause, LAST_PAUSE))
         self._end_trial_of(mode)
+        if mode == self.chosen and self.estimate(mode) == float("inf") and PLAIN in self.modes:
+            self.chosen = PLAIN  # Without samples of any mode, none could be compared with it.
 
     def skip(self, calls: int) -> None:
         """Effect: counts calls in the chosen mode that were not measured."""
@@ -379,10 +381,7 @@ class Decision:
         self._reference = min(own, self._reference)
         if own * QUIETER < self._at_loss:
             self._at_loss, self._due[PLAIN] = own, self.calls
-        if own <= self._reference * REGIME_CHANGE:
-            return
-        mode = self._faster_than(own)
-        if mode is None:
+        if own <= self._reference * REGIME_CHANGE or (mode := self._faster_than(own)) is None:
             return
         self._trial = (mode, self._new_samples())
         self._regime_due = self.calls + self._regime_wait

@@ -13,8 +13,8 @@ from cpulaunch.worker.ledger.account import Account
 FREE_MEMBERS = 4
 """Modules of a family whose first samples are free; those of later ones are paid for by all of them together."""
 
-MAX_SIGNATURES = 64
-"""Signatures of which a family knows something."""
+MAX_SIGNATURES, MAX_FAMILIES = 64, 256
+"""Signatures of which a family knows something, and families of which anything is known; the oldest are forgotten."""
 
 
 class ModuleFamily:
@@ -40,14 +40,20 @@ class ModuleFamily:
 
     def learn(self, signature: Hashable, mode: str) -> None:
         """Effect: the mode is chosen for the signature."""
-        if len(self.choices) < MAX_SIGNATURES or signature in self.choices:
-            self.choices[signature] = mode
+        self.choices[signature] = mode
+        _forget_oldest(self.choices, MAX_SIGNATURES)
 
     def leave(self, decisions: dict[Hashable, Any]) -> None:
         """Effect: the next member goes on with the decisions of one that is gone, which have not come to a choice."""
         for signature, decision in decisions.items():
-            if decision.chosen is None and len(self.unfinished) < MAX_SIGNATURES:
+            if decision.chosen is None:
                 self.unfinished[signature, decision.modes] = decision
+                _forget_oldest(self.unfinished, MAX_SIGNATURES)
+
+
+def _forget_oldest(known: dict[Any, Any], most: int) -> None:
+    while len(known) > most:
+        known.pop(next(iter(known)), None)
 
 
 class ModuleFamilies:
@@ -64,4 +70,6 @@ class ModuleFamilies:
         except Exception:  # noqa: BLE001  A class may override what is read here.
             return ModuleFamily()
         kind = type(module)
-        return self._families.setdefault(hash((kind.__module__, kind.__qualname__, *parts)), ModuleFamily())
+        family = self._families.setdefault(hash((kind.__module__, kind.__qualname__, *parts)), ModuleFamily())
+        _forget_oldest(self._families, MAX_FAMILIES)
+        return family

@@ -19,6 +19,22 @@ def test_a_snapshot_that_cannot_be_understood_is_dropped():
     assert sampler.deadline > 100.0
 
 
+def test_what_is_done_between_snapshots_is_no_cost_of_theirs():
+    """The memory of processes is looked at again once that takes a hundredth of the time."""
+    walks, now = [], [0.0]
+
+    def take(pid, *, pages):
+        now[0] += 0.01
+        walks.extend([now[0]] if pages else [])
+        return {"pid": pid, "threads": [1], "rss_bytes": 5, "peak_memory_bytes": 5, "pages": {}}
+
+    sampler = Sampler(lambda: now[0], take)
+    while now[0] < 300.0:
+        sampler.sample({0: os.getpgid(0)})
+        now[0] += 1.0  # As output takes, or the other processes.
+    assert len(walks) > 10
+
+
 def test_other_events_are_handled_between_the_snapshots_of_a_sample():
     taken, now = [], [0.0]
 

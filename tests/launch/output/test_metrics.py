@@ -126,6 +126,21 @@ def test_one_line_that_takes_too_long_is_skipped():
     assert (found.value, found.skipped, found.abandoned) == (1, 1, False)
 
 
+def test_signals_that_leave_no_room_for_a_search_skip_its_line():
+    """Each that arrives while one is handled takes a frame more: Python ends the search by RecursionError."""
+
+    class Flooded:
+        def findall(self, text):
+            if text == "x: 2":
+                raise RecursionError
+            return ["1"]
+
+    found = Metric("x: ([0-9])")
+    found._pattern = Flooded()
+    found.search([b"x: 1", b"x: 2"])
+    assert (found.value, found.skipped, found.abandoned) == (1, 1, False)
+
+
 def test_a_line_without_end_costs_little_more_than_its_copy():
     reader, data = LineReader(Metric(r"samples/s: ([0-9.]+)")), b"." * LINE_BYTES
     began = time.process_time()

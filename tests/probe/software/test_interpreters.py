@@ -251,6 +251,7 @@ def test_an_environment_of_a_stranger_is_not_named(
     monkeypatch.chdir(tmp_path)
     os.chown(make_environment(tmp_path / ".venv", torch=True), UID, UID)
     os.chown(tmp_path, owner, owner)
+    tmp_path.chmod(0o1777)
     python = WorkerPython(path="/a/bin/python", origin="default", reason="cpulaunch's own environment")
     (warning,) = missing_torch(machine(), SCRIPT, python, {})
     assert warning.endswith("--python .venv") == named
@@ -262,6 +263,7 @@ def test_an_environment_behind_a_link_of_a_stranger_is_not_named(
 ) -> None:
     """It leads elsewhere once it was named."""
     monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o1777)
     make_environment(tmp_path / "own", torch=True)
     (tmp_path / ".venv").symlink_to("own")
     assert interpreters._is_near(".venv", {})

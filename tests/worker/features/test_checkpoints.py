@@ -59,3 +59,21 @@ def test_parts_that_are_computed_again_have_no_trial_of_channels_last(tmp_path: 
         for _ in range(80):
             model(torch.randn(2, 3, 8, 8, requires_grad=True)).sum().backward()
     assert not weight.is_contiguous()
+
+
+def test_what_a_checkpoint_runs_in_eval_mode_keeps_its_gradients_in_both_passes(tmp_path: Path) -> None:
+    """torch pairs what both passes save by number: without an error, gradients would be of other tensors."""
+    frozen, head, value = nn.Linear(8, 8).eval(), nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+
+    def gradient() -> Tensor:
+        head.zero_grad()
+        checkpoint(lambda given: head(frozen(given).relu()), value, use_reentrant=False).square().sum().backward()
+        assert head.weight.grad is not None
+        return head.weight.grad.clone()
+
+    expected = gradient()
+    with installed(tmp_path, TorchSettings(inference_mode=True), measured=True), torch.enable_grad():
+        for _ in range(50):
+            frozen(value)
+        for _ in range(5):
+            torch.testing.assert_close(gradient(), expected)

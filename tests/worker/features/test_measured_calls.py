@@ -446,9 +446,12 @@ def test_making_resident_weights_does_not_count(tmp_path: Path, clocked) -> None
     assert clock.ran[-1] == "weights"
 
 
-def test_weights_are_packed_as_far_as_the_calls_so_far_pay_for_it(tmp_path: Path, clocked, monkeypatch) -> None:
+@pytest.mark.parametrize("precision", [None, "bf16"])
+def test_weights_are_packed_as_far_as_the_calls_so_far_pay_for_it(
+    tmp_path: Path, clocked, monkeypatch, precision: str | None
+) -> None:
     """Here it takes 4 seconds for each layer."""
-    clock, make, packed = clocked({"weights": 0.5, "plain": 1.0}), ResidentWeight.make, []
+    clock, make, packed = clocked({"weights": 0.5, "autocast": 0.7, "plain": 1.0}), ResidentWeight.make, []
     monkeypatch.setattr(resident, "_clock", lambda: clock.now)
 
     def slow(*given: object) -> Tensor:
@@ -458,7 +461,7 @@ def test_weights_are_packed_as_far_as_the_calls_so_far_pay_for_it(tmp_path: Path
 
     monkeypatch.setattr(ResidentWeight, "make", slow)
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).eval()
-    with installed(tmp_path, TorchSettings(weights="int8"), measured=True) as plugin:
+    with installed(tmp_path, TorchSettings(weights="int8", precision=precision), measured=True) as plugin:
         for _ in range(60):
             model(torch.randn(2, 256))
         assert choices(plugin)[-1] == ("Sequential", "weights")
@@ -626,3 +629,25 @@ def test_calls_under_inference_mode_are_not_measured_either(tmp_path: Path, cloc
         assert python_calls(lambda: model(value)) < python_calls(lambda: nn.Linear.forward(model, value)) + 10
         gradient = torch.func.grad(lambda given: model(given).sum())(value)
     torch.testing.assert_close(gradient, model.weight.detach().sum(0).expand(4, 16))
+
+
+def test_gradients_that_a_program_enables_inside_a_call_stay(tmp_path: Path, clocked) -> None:
+    """Of a part that is called by itself too, without gradients."""
+    clocked({"plain": 1e-5, "graph": 1.0})
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+
+        def forward(self, value: Tensor) -> Tensor:
+            with torch.enable_grad():
+                value = value.detach().requires_grad_()
+                return torch.autograd.grad(self.encoder(value).sum(), value)[0]
+
+    model, value = Model().eval(), torch.randn(4, 16)
+    settings = TorchSettings(graph="onednn", inference_mode=True)
+    with installed(tmp_path, settings, measured=True), torch.enable_grad():
+        for _ in range(100):
+            model.encoder(value)
+            model(value)

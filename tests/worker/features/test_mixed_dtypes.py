@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.features import call_modes  # noqa: E402
+from cpulaunch.worker.graph import cache  # noqa: E402
 from tests.worker.capturing import Plugin, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -217,3 +219,38 @@ def test_a_table_that_is_made_once_does_not_end_autocast(tmp_path: Path) -> None
         model, value = Table().eval(), values()
         exact, _, low = (model(value) for _ in range(3))
     assert not torch.equal(exact, low)
+
+
+class Refreshed(Part):
+    """Makes a part of its result anew at every second call only."""
+
+    def combine(self, value: Tensor) -> Tensor:
+        if self.calls % 2:
+            self.state = self.first(value)
+        return self.second(self.state) + value
+
+
+def test_a_call_that_waits_for_its_capture_may_use_what_an_earlier_one_has_left_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: True)
+    model, value = Refreshed().eval(), torch.randn(4, SIZE)
+    with installed(tmp_path, TorchSettings(graph="onednn", precision="bf16"), measured=True):
+        for _ in range(CALLS):
+            result = model(value)
+    torch.testing.assert_close(result, model.second(model.first(value)) + value, rtol=0.1, atol=0.1)
+
+
+def test_a_rank_does_not_repeat_a_call_that_its_program_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for what it sends again."""
+    monkeypatch.setattr(call_modes, "ranks_in_job", lambda: 2)
+    model = Part().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        model(torch.randn(4, SIZE))
+        calls = model.calls
+        model.combine = lambda value: (_ for _ in ()).throw(AssertionError)
+        with pytest.raises(AssertionError):
+            model(torch.randn(4, SIZE))
+    assert model.calls == calls + 1

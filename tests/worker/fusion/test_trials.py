@@ -36,19 +36,21 @@ X = torch.ones(2, 16)
 
 SHOW_FOLDERS = """
 import os, sys, types
+os.chdir(os.environ.get("GO", "."))
 from cpulaunch.worker.fusion.helper_process import module_folders
 for name in sys.argv[1:]:
     sys.modules["torch"] = types.ModuleType("torch")
     sys.modules["torch"].__file__ = os.path.join(name, "torch", "__init__.py")
-own = os.path.dirname(__file__)
+own = os.path.dirname(os.path.realpath(__file__))
 print(own in sys.path, own in module_folders(), *module_folders(), sep="\\n")
 """
 
 
-@pytest.mark.parametrize("words", [("-m", "show"), ("show.py",)])
+@pytest.mark.parametrize("words", [("-m", "show"), ("show.py",), (".",)])
 def test_the_helper_finds_no_module_in_the_folder_of_the_program(tmp_path: Path, words: tuple[str, ...]) -> None:
     """As in /tmp, where anyone may put one of any name; but torch, where the program has found it there."""
-    (tmp_path / "show.py").write_text(SHOW_FOLDERS)
+    for name in ("show.py", "__main__.py"):
+        (tmp_path / name).write_text(SHOW_FOLDERS)
     package = str(Path(trials_module.__file__).parents[3])
 
     def shown(*more: str, **variables: str) -> list[str]:
@@ -57,6 +59,7 @@ def test_the_helper_finds_no_module_in_the_folder_of_the_program(tmp_path: Path,
         return subprocess.check_output(command, cwd=tmp_path, env=env, text=True, timeout=60).splitlines()
 
     assert shown()[:2] == ["True", "False"]
+    assert shown(GO="/")[:2] == ["True", "False"]
     assert package in shown()
     assert str(Path(torch.__file__).parents[1]) in shown()
     assert shown(str(tmp_path))[:2] == ["True", "True"]

@@ -10,6 +10,8 @@ from torch import nn  # noqa: E402
 
 from cpulaunch.worker.ledger.account import MEASURING_SECONDS, MEASURING_SHARE  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
+from cpulaunch.worker.ledger.decision import Decision  # noqa: E402
+from cpulaunch.worker.ledger.family import MAX_FAMILIES, MAX_SIGNATURES, ModuleFamilies  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -342,3 +344,14 @@ def test_pauses_between_calls_in_another_mode_do_not_keep_them_measured() -> Non
             server.call(1, pause=0.1)
             server.turns *= number != 5000
     assert server.turns < 500
+
+
+def test_ever_new_shapes_do_not_make_families_grow() -> None:
+    families = ModuleFamilies()
+    for size in range(1, 2000):
+        family = families.of(nn.Linear(1, size))
+        family.leave({"s": Decision(("graph", "plain"))})
+    assert len(families._families) == MAX_FAMILIES
+    for number in range(2000):
+        family.leave({number: Decision(("graph", "plain"))})
+    assert len(family.unfinished) == MAX_SIGNATURES

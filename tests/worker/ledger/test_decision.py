@@ -166,6 +166,18 @@ def test_a_postponed_mode_is_tried_later_and_may_win() -> None:
     assert asked.count("graph") > 4000
 
 
+def test_a_mode_chosen_by_others_that_is_only_postponed_leaves_the_choice_to_samples() -> None:
+    decision = Decision(("graph", "weights", PLAIN), prior="graph")
+    seconds, modes = {"weights": 0.5, PLAIN: 1.0}, []
+    for _ in range(3000):
+        modes.append(decision.next(1e9))
+        if modes[-1] == "graph":
+            decision.postpone("graph", 1.0)
+        else:
+            decision.add(modes[-1], seconds[modes[-1]])
+    assert modes[-500:].count("weights") > 450
+
+
 def test_a_regime_change_is_noticed() -> None:
     program = Program(BOTH)
     program.run(200, times(graph=0.5, plain=1.0))
