@@ -356,6 +356,23 @@ def test_a_signal_handler_may_submit_works_and_ask_for_futures():
     assert future.wait() == 5
 
 
+def test_a_signal_handler_may_ask_for_the_future_that_it_interrupts_the_making_of():
+    one, asked = queue(), []
+
+    class Interrupted(CclWork):
+        @property
+        def _outcome(self):
+            if not asked:
+                asked.append(None)
+                asked.append(self.get_future())
+            return super()._outcome
+
+    work = Interrupted(lambda: 5, one, SECONDS)
+    one.executor.submit(work)
+    assert work.get_future() is asked[1]
+    assert asked[1].wait() == 5
+
+
 def test_a_child_that_a_callback_forks_cannot_run_the_works_of_its_parent():
     watch_callbacks()
     one, done, codes, gate = queue(), [], [], threading.Event()

@@ -239,9 +239,11 @@ class CclWork(Work):
         with _future_lock:
             first = self._future is None
             if first:
-                self._done = torch.futures.Future()
-                self._future = self._done.then(self._outcome)
-                positions[self._future] = (self.position,)
+                done: Any = torch.futures.Future()
+                future = done.then(self._outcome)
+                positions[future] = (self.position,)
+                if first := self._future is None:  # A signal handler may have asked meanwhile.
+                    self._done, self._future = done, future
             is_complete = self._finisher != 0 and first
         if is_complete:
             self._set_future()
