@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections import deque
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
@@ -371,6 +372,30 @@ def test_a_signal_handler_may_ask_for_the_future_that_it_interrupts_the_making_o
     one.executor.submit(work)
     assert work.get_future() is asked[1]
     assert asked[1].wait() == 5
+
+
+class InterruptedQueue(deque):
+    """A queue whose reader is interrupted."""
+
+    def __getitem__(self, index):
+        raise KeyboardInterrupt
+
+
+def test_a_work_that_an_interrupt_kept_from_the_queue_is_not_awaited_at_the_end():
+    one, done, gate = queue(), [], threading.Event()
+    one.executor._works = InterruptedQueue()
+
+    def callback(_):
+        with pytest.raises(KeyboardInterrupt):
+            one.submit(lambda: None, SECONDS)
+        done.append("interrupted")
+
+    one.submit(lambda: gate.wait(SECONDS), SECONDS).get_future().add_done_callback(callback)
+    one.submit(lambda: None, SECONDS)
+    gate.set()
+    with deadline():
+        one.executor.drain()
+    assert done == ["interrupted"]
 
 
 def test_a_child_that_a_callback_forks_cannot_run_the_works_of_its_parent():

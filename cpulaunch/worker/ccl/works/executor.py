@@ -83,20 +83,20 @@ class Executor:
                 _started.add(self)
         work.position.place = next_place()
         keep_alive(work)
-        add = self._insert if self._callback_thread == threading.get_ident() else self._works.append
-        self.unfinished[work] = None  # Python handles signals after calls, so not before the next line.
-        add(work)
+        at = self._index(work) if self._callback_thread == threading.get_ident() else sys.maxsize
+        self.unfinished[work] = None  # Python handles signals after calls, so not before the work is queued.
+        self._works.insert(at, work)
         self._queue.put(None)
 
-    def _insert(self, work: CclWork) -> None:
-        """Effect: queues what a callback calls at its place.
+    def _index(self, work: CclWork) -> int:
+        """The index in the queue of the place of a work that a callback calls.
 
         The calling thread holds `lock`, so that others only append works, and these not always in order.
         """
         at = 0
         while at < len(self._works) and self._works[at].position.place <= work.position.place:
             at += 1
-        self._works.insert(at, work)
+        return at
 
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
