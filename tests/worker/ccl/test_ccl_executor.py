@@ -253,8 +253,8 @@ def test_callbacks_of_many_works_may_wait():
     assert done == list(range(200))
 
 
-@pytest.mark.parametrize("is_own", [False, True])
-def test_a_callback_may_wait_for_what_later_callbacks_complete(is_own):
+@pytest.mark.parametrize("kind", ["derived", "own", "collected"])
+def test_a_callback_may_wait_for_what_later_callbacks_complete(kind):
     watch_callbacks()
     one, done, gate, awaited = queue(), [], threading.Event(), []
     first, second, third = (one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(3))
@@ -269,13 +269,15 @@ def test_a_callback_may_wait_for_what_later_callbacks_complete(is_own):
     own, chained = torch.futures.Future(), first.get_future().then(callback)
     second.get_future().add_done_callback(lambda _: done.append("second"))
     derived = third.get_future().then(lambda _: (done.append("third"), own.set_result(None)))
-    awaited.append(own if is_own else derived)
+    collected = torch.futures.collect_all([own, second.get_future()])
+    awaited.append({"derived": derived, "own": own, "collected": collected}[kind])
     gate.set()
     with deadline():
         chained.wait()
         third.wait()
         second.wait()
-    assert done == [True, "second", "third", "waited"] if is_own else [True, "third", "waited", "second"]
+    expected = ["third", "waited", "second"] if kind == "derived" else ["second", "third", "waited"]
+    assert done == [True, *expected]
 
 
 def test_callbacks_run_in_the_default_modes_of_torch():

@@ -36,6 +36,9 @@ class Position:
         self.first_callback: Place | None = None
 
 
+UNKNOWN = Position()
+"""Stands for what completes a future that is not one of a work, which may be the callback of any work."""
+
 _METHODS = ("then", "add_done_callback")
 """The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
@@ -117,7 +120,7 @@ def _helping(plain: Any) -> Any:
     def wait(future: Any) -> Any:
         helpers, callback = _running.helpers, _running.callback
         before = None if callback is None else callback.upcoming()
-        needed = positions.get(future, ())
+        needed = positions.get(future, (UNKNOWN,))
         while helpers and not future.done() and any(run_next(before, needed) for run_next in reversed(helpers)):
             pass  # Nothing comes before later, so then the future depends on other threads.
         return plain(future)
@@ -143,7 +146,7 @@ def _collecting(plain: Any) -> Any:
     @wraps(plain)
     def collect(futures: list[Any]) -> Any:
         collected = plain(futures)
-        positions[collected] = tuple(work for each in futures for work in positions.get(each, ()))
+        positions[collected] = tuple(work for each in futures for work in positions.get(each, (UNKNOWN,)))
         return collected
 
     return collect

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 import torch
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import comes_later, finishing, next_place
+from cpulaunch.worker.ccl.works.callback_order import UNKNOWN, comes_later, finishing, next_place
 from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
 
@@ -200,7 +200,7 @@ class Executor:
     def _run_one(self, before: Place | None, needed: tuple[Position, ...]) -> bool:
         """Whether there was a work to run, at an earlier place or up to one that is needed. Effect: runs one.
 
-        Otherwise completes a future that was put off, on which what the callback waits for may depend. The calling
+        Otherwise completes a future that was put off, if what the callback waits for may depend on it. The calling
         thread holds `lock`.
         """
         self.check_process()
@@ -210,7 +210,9 @@ class Executor:
         if is_earlier or any(work.position in needed for work in list(self._works)):
             self._run_next()
             return True
-        return self._complete_first(lambda work: not needed or work.position in needed)
+        if self._complete_first(lambda work: work.position in needed):
+            return True
+        return UNKNOWN in needed and self._complete_first(lambda _: True)
 
     def _complete_due(self) -> bool:
         """Whether there was a future that was put off and comes next. Effect: completes it."""
