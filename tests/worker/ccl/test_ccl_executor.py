@@ -280,6 +280,28 @@ def test_a_callback_may_wait_for_what_later_callbacks_complete(kind):
     assert done == [True, *expected]
 
 
+def test_a_future_that_was_put_off_does_not_wait_for_a_thread_that_hangs(monkeypatch):
+    watch_callbacks()
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.work._end_without_unloading", lambda: None)
+    hangs, gate, end = (threading.Event() for _ in range(3))
+    one = GroupQueue(
+        Executor(may_hang=True), lost_peer=lambda: (1, 1) if hangs.is_set() else None, notify_others=lambda: None
+    )
+    first, second = one.submit(lambda: gate.wait(SECONDS), SECONDS), one.submit(lambda: 5, SECONDS)
+
+    def callback(_):
+        one.submit(lambda: None, SECONDS).wait()  # Runs the second.
+        one.submit(lambda: (hangs.set(), end.wait()), SECONDS).wait()
+
+    chained, future = first.get_future().then(callback), second.get_future()
+    gate.set()
+    with deadline():
+        assert future.wait() == 5
+        end.set()
+        chained.wait()
+
+
 def test_callbacks_run_in_the_default_modes_of_torch():
     one, seen = queue(), []
     one.executor._thread = threading.current_thread()  # The waiting thread must run the work.

@@ -178,6 +178,8 @@ class Executor:
                 work.wait()
             except Exception as error:  # noqa: BLE001 - raised by the future instead
                 work.finish(error)
+                if self._take(work):  # The thread that put the future off may hang.
+                    work.complete_future()
 
     def _run_all(self) -> None:
         with suppress(OSError, RuntimeError):  # Works are slower then.
@@ -219,11 +221,17 @@ class Executor:
         return self._complete_first(lambda work: not (self._callback_thread and comes_later(work.position)))
 
     def _complete_first(self, is_chosen: Callable[[CclWork], bool]) -> bool:
-        work = next(filter(is_chosen, self._put_off), None)
-        if work is not None:
-            self._put_off.remove(work)
+        work = next(filter(is_chosen, list(self._put_off)), None)
+        if work is not None and self._take(work):
             self._complete_future(work)
         return work is not None
+
+    def _take(self, work: CclWork) -> bool:
+        """Whether the work's future was put off, and this thread, not another one, is to complete it."""
+        with suppress(ValueError):
+            self._put_off.remove(work)
+            return True
+        return False
 
     def _run_next(self) -> None:
         work = self._works.popleft()
