@@ -302,6 +302,26 @@ def test_a_future_that_was_put_off_does_not_wait_for_a_thread_that_hangs(monkeyp
         chained.wait()
 
 
+def test_a_future_is_completed_after_an_interrupt_before_its_callbacks(monkeypatch):
+    one = queue()
+    one.executor._thread = threading.current_thread()  # The waiting thread must run the work.
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    work = one.submit(lambda: 5, SECONDS)
+    future = work.get_future()
+    one.executor._queue.get()  # As the own thread does while another one runs the work.
+    with monkeypatch.context() as patched:
+        patched.setattr("cpulaunch.worker.ccl.works.executor.finishing", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    threading.Thread(target=one.executor._run_all, daemon=True).start()
+    with deadline():
+        assert future.wait() == 5
+        one.executor.drain()
+
+
 def test_callbacks_run_in_the_default_modes_of_torch():
     one, seen = queue(), []
     one.executor._thread = threading.current_thread()  # The waiting thread must run the work.

@@ -124,16 +124,22 @@ class Executor:
                 self._complete_future(work)
 
     def _complete_future(self, work: CclWork) -> None:
-        """Effect: callbacks run in torch's default modes, whatever those of this thread, as they do with gloo."""
-        outer, self._callback_thread = self._callback_thread, threading.get_ident()
+        """Effect: callbacks run in torch's default modes, whatever those of this thread, as they do with gloo.
+
+        An interrupt before the first callback puts the future off.
+        """
+        outer = self._callback_thread
         autocasts = torch.is_autocast_enabled("cpu")  # torch.autocast would empty the cache of all threads.
         try:
+            self._callback_thread = threading.get_ident()
             torch.set_autocast_enabled("cpu", False)
             with finishing(self._run_one), torch.inference_mode(mode=False):
                 work.complete_future()
         finally:
-            torch.set_autocast_enabled("cpu", autocasts)
             self._callback_thread = outer
+            if work in self.unfinished:
+                self._put_off.insert(0, work)
+            torch.set_autocast_enabled("cpu", autocasts)
 
     def check_process(self) -> None:
         """Raises: CclError in a process that was forked from that of the executor."""
@@ -162,6 +168,8 @@ class Executor:
                 self._run_works(work)
             finally:
                 self.lock.release()
+                if self._put_off:  # After an interrupt.
+                    self._queue.put(None)
 
     def watch(self, work: CclWork) -> None:
         """Effect: the work's future fails at the timeout, even if no thread waits for the work itself."""
@@ -186,7 +194,7 @@ class Executor:
             configure_thread(self._cpus)
         while self._works or not self._is_closed:
             self._queue.get()
-            if self._works:  # Several, if an interrupt has separated a work from its queue entry.
+            if self._works or self._put_off:  # Several works, if an interrupt has separated one from its queue entry.
                 with self.lock:
                     self._run_works()
 

@@ -253,7 +253,8 @@ class CclWork(Work):
 
     def _set_future(self) -> None:
         _release(self)
-        self._done.set_result(None)
+        if not self._done.done():  # It may be if an interrupt came after its callbacks.
+            self._done.set_result(None)
 
     def _outcome(self, _: Any) -> Any:
         """The tensors. Raises: the error of the collective. DDP would take one stored by set_exception for tensors."""
