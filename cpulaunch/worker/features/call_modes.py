@@ -210,7 +210,8 @@ class CallModes:
             if other is None:
                 raise
         torch.set_rng_state(random_state)
-        result = self._run_in(other, module, args, kwargs)
+        repeat = self._in_autocast if other == AUTOCAST else self._run  # Not as `mode`, which may run this one again.
+        result = repeat(module, args, kwargs, try_submodules=False)
         self._only[module] = other
         self.changed(module)
         report_event(
@@ -222,8 +223,8 @@ class CallModes:
         """The mode in which to repeat a call that failed; None if its dtypes are not to blame."""
         if not self._precision.applies(module):
             return None
-        if isinstance(error, ValueError | AssertionError) and ranks_in_job() > 1:
-            return None  # The other ranks do not repeat what this one has sent.
+        if isinstance(error, AssertionError) and ranks_in_job() > 1:
+            return None  # It may be of anything, and the other ranks do not repeat what this one has sent.
         if mode in (AUTOCAST, GRAPH):
             return PLAIN if may_be_of_low_dtype(error) else None
         return AUTOCAST if is_of_low_dtype(error) else None
@@ -235,7 +236,8 @@ class CallModes:
             return self._by_graph(module, args, kwargs)
         if not self._has_residents(module):
             return self._with_residents(mode, module, args, kwargs)
-        if self.residents.is_too_early(module, partial(self._measured_seconds, module)):
+        is_free = self._only.get(module) is None  # Else it has no other mode while it waits.
+        if is_free and self.residents.is_too_early(module, partial(self._measured_seconds, module)):
             return self.run(PLAIN, module, args, kwargs)
         if not self.residents.is_comparison_due(module):
             return self._active(mode, module, args, kwargs)

@@ -152,12 +152,12 @@ def module_folders() -> list[str]:
     PYTHONPATH names it: anyone may have put modules of any name into it.
     """
     main = sys.modules.get("__main__")
-    spec = getattr(main, "__spec__", None)
+    name = getattr(getattr(main, "__spec__", None), "name", None)
     top = os.path.realpath(getattr(main, "__file__", None) or "/")
-    for _ in range(1 if spec is None else spec.name.count(".") + 1):  # Of a program that is a folder, one too.
+    for _ in range(str(name or "").count(".") + 1):  # Of a program that is a folder, one too.
         top = os.path.dirname(top)
-    implied = {top} if spec is None or sys.path[:1] == [top] else set()  # With -m, it may be in site-packages.
-    if spec is not None:
+    implied = {top} if name is None or sys.path[:1] == [top] else set()  # With -m, it may be in site-packages.
+    if name is not None:
         with suppress(OSError):  # It was removed.
             implied.add(os.getcwd())
     files = (getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "cpulaunch"))

@@ -13,6 +13,8 @@ from torch import Tensor, nn  # noqa: E402
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.features import call_modes  # noqa: E402
 from cpulaunch.worker.graph import cache  # noqa: E402
+from cpulaunch.worker.tensors.kept import KeptTensors  # noqa: E402
+from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
 from tests.worker.capturing import Plugin, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -224,20 +226,41 @@ def test_a_table_that_is_made_once_does_not_end_autocast(tmp_path: Path) -> None
 class Refreshed(Part):
     """Makes a part of its result anew at every second call only."""
 
+    ended = 0
+
     def combine(self, value: Tensor) -> Tensor:
-        if self.calls % 2:
+        if self.state is None or self.ended % 2:
             self.state = self.first(value)
-        return self.second(self.state) + value
+        result = self.second(self.state) + value
+        self.ended += 1
+        return result
 
 
 def test_a_call_that_waits_for_its_capture_may_use_what_an_earlier_one_has_left_in_bf16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "is_too_early", lambda seconds, spent, *, imports: True)
+    monkeypatch.setattr(KeptTensors, "found", lambda *given: False)  # Such as state that the first calls do not make.
     model, value = Refreshed().eval(), torch.randn(4, SIZE)
     with installed(tmp_path, TorchSettings(graph="onednn", precision="bf16"), measured=True):
         for _ in range(CALLS):
             result = model(value)
+    torch.testing.assert_close(result, model.second(model.first(value)) + value, rtol=0.1, atol=0.1)
+
+
+def test_a_call_that_waits_for_its_packing_may_use_what_an_earlier_one_has_left_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ResidentWeights, "is_too_early", lambda *given: calls[0] >= 2)
+    monkeypatch.setattr(KeptTensors, "found", lambda *given: False)
+    calls, model, value = [0], Refreshed(), torch.randn(4, 256)
+    model.first, model.second = nn.Linear(256, 256), nn.Linear(256, 256)
+    model.eval()
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        for calls[0] in range(CALLS):
+            before = model.calls
+            result = model(value)
+            assert model.calls <= before + 3
     torch.testing.assert_close(result, model.second(model.first(value)) + value, rtol=0.1, atol=0.1)
 
 

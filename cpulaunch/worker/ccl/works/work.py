@@ -157,7 +157,8 @@ class CclWork(Work):
         try:
             self._set_future()
         finally:
-            self._end()
+            if self._done.done():  # Else an interrupt came before.
+                self._end()
 
     def _end(self) -> None:
         self._has_ended = True
