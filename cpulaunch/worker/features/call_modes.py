@@ -223,8 +223,8 @@ class CallModes:
         """The mode in which to repeat a call that failed; None if its dtypes are not to blame."""
         if not self._precision.applies(module):
             return None
-        if isinstance(error, AssertionError) and ranks_in_job() > 1:
-            return None  # It may be of anything, and the other ranks do not repeat what this one has sent.
+        if isinstance(error, ValueError | AssertionError) and ranks_in_job() > 1:
+            return None  # It may be of this rank's data, and the others do not repeat what it has sent.
         if mode in (AUTOCAST, GRAPH):
             return PLAIN if may_be_of_low_dtype(error) else None
         return AUTOCAST if is_of_low_dtype(error) else None
