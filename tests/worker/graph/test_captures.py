@@ -258,7 +258,7 @@ def test_further_captures_are_paid_for_by_time_and_by_what_captures_have_saved(p
     for rows in (1, 2, 3) * 4:
         run.call(rows)
     assert run.engine.calls == [(1, 4)]
-    clock[0] += 60.0  # Two per cent of 65 s are 1.3 s.
+    clock[0] += 240.0  # Half a per cent of 245 s is 1.2 s.
     run.call(2)
     assert len(run.engine.calls) == 2
     for _ in range(5):  # Each saves half a second.
