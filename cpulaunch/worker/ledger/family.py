@@ -67,7 +67,7 @@ class ModuleFamilies:
         try:
             with torch._C.DisableTorchFunction():  # The program's function modes do not see what is read here.
                 parts: list[Any] = [(each.shape, each.dtype) for each in module.parameters()]
-        except Exception:  # noqa: BLE001  A class may override what is read here.
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # As Signatures: it may be overridden.
             return ModuleFamily()
         kind = type(module)
         family = self._families.setdefault(hash((kind.__module__, kind.__qualname__, *parts)), ModuleFamily())

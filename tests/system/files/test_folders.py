@@ -240,10 +240,16 @@ def test_what_a_descriptor_refers_to_is_removed_after_a_swap(strangers, victim):
 
 
 @needs_root
-def test_an_older_own_folder_in_place_of_a_new_one_is_refused(strangers, monkeypatch):
-    """Its content would be removed as that of the new one."""
+@pytest.mark.parametrize(
+    ("mode", "content", "error"),
+    [(0o700, ["keep"], "not empty"), (0o770, [], "other users may use")],
+    ids=["with what would be removed as that of the new one", "into which others would put what is then taken for own"],
+)
+def test_an_older_own_folder_in_place_of_a_new_one_is_refused(strangers, monkeypatch, mode, content, error):
     (strangers / "older").mkdir()
-    (strangers / "older/keep").touch()
+    (strangers / "older").chmod(mode)
+    for name in content:
+        (strangers / "older" / name).touch()
     mkdir = os.mkdir
 
     def swapping(name, *arguments, **options):
@@ -252,29 +258,10 @@ def test_an_older_own_folder_in_place_of_a_new_one_is_refused(strangers, monkeyp
 
     monkeypatch.setattr(os, "mkdir", swapping)
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(OSError, match=error):
         make_folder(str(strangers / "run"))
     assert os.listdir("/proc/self/fd") == before
-    assert (strangers / "run/keep").exists()
-
-
-@needs_root
-def test_an_older_own_folder_that_others_may_write_is_refused(strangers, monkeypatch):
-    """They would put in what is then taken, and removed, as what this user made."""
-    (strangers / "older").mkdir()
-    (strangers / "older").chmod(0o770)
-    mkdir = os.mkdir
-
-    def swapping(name, *arguments, **options):
-        mkdir(name, *arguments, **options)
-        as_stranger(lambda: (os.rename(strangers / "run", strangers / "new"), os.rename(strangers / "older", name)))
-
-    monkeypatch.setattr(os, "mkdir", swapping)
-    before = os.listdir("/proc/self/fd")
-    with pytest.raises(PermissionError, match="other users may use"):
-        make_folder(str(strangers / "run"))
-    assert os.listdir("/proc/self/fd") == before
-    assert os.listdir(strangers / "run") == []
+    assert os.listdir(strangers / "run") == content
 
 
 def test_a_folder_on_a_share_that_keeps_no_modes_is_new(tmp_path, monkeypatch):

@@ -205,15 +205,21 @@ def calls(one, done, names):
     return callback
 
 
-@pytest.mark.parametrize("first_to_have_one", [0, 1])
-@pytest.mark.parametrize("is_finished", [False, True])
-def test_callbacks_that_wait_run_one_after_another(is_finished, first_to_have_one):
+def two_works(*, is_finished):
+    """A queue, a list for what is done, an event that lets two works end, and the works, which may have ended."""
     watch_callbacks()
-    one, done, gate = queue(), [], threading.Event()
+    one, gate = queue(), threading.Event()
     works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(2)]
     if is_finished:
         gate.set()
         works[-1].wait(timedelta(seconds=SECONDS))
+    return one, [], gate, works
+
+
+@pytest.mark.parametrize("first_to_have_one", [0, 1])
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_callbacks_that_wait_run_one_after_another(is_finished, first_to_have_one):
+    one, done, gate, works = two_works(is_finished=is_finished)
     for index in (first_to_have_one, 1 - first_to_have_one):
         works[index].get_future().then(calls(one, done, [(index, "x"), (index, "y")]))
     last = one.submit(lambda: done.append("last"), SECONDS)
@@ -226,12 +232,7 @@ def test_callbacks_that_wait_run_one_after_another(is_finished, first_to_have_on
 
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_several_callbacks_of_a_work_keep_their_places_among_those_of_others(is_finished):
-    watch_callbacks()
-    one, done, gate = queue(), [], threading.Event()
-    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(2)]
-    if is_finished:
-        gate.set()
-        works[-1].wait(timedelta(seconds=SECONDS))
+    one, done, gate, works = two_works(is_finished=is_finished)
     for name, work in (("a", works[0]), ("b", works[1]), ("c", works[0])):
         work.get_future().add_done_callback(calls(one, done, [name + "1", name + "2"]))
     last = one.submit(lambda: done.append("last"), SECONDS)
