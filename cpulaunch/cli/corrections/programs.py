@@ -8,7 +8,7 @@ from cpulaunch.launch.process.program import find_executable, is_meant, printabl
 from cpulaunch.records.errors import CpulaunchError, NotExecutableError, NotFoundError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Program
-from cpulaunch.system.files.reading import open_regular, read_from
+from cpulaunch.system.files.reading import read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,15 +47,9 @@ def runnable(program: Program, environ: Mapping[str, str]) -> Program:
 def _head(path: str) -> bytes:
     """The first bytes of a regular file; none if it cannot be read, or is a pipe that can be read only once."""
     try:
-        fd = open_regular(path, links=True)
+        return read_start(path, max_bytes=HEAD_BYTES, links=True)
     except (OSError, ValueError):
         return b""
-    try:
-        return read_from(fd, HEAD_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def _shebang(head: bytes) -> list[str]:

@@ -100,9 +100,9 @@ def read_proc(path: str, *, max_bytes: int = MAX_PROC) -> bytes:
         os.close(fd)
 
 
-def read_start(name: str, *, max_bytes: int, folder: int | None = None) -> bytes:
+def read_start(name: str, *, max_bytes: int, folder: int | None = None, links: bool = False) -> bytes:
     """The first bytes of a regular file. Raises: OSError."""
-    fd = open_regular(name, folder=folder)
+    fd = open_regular(name, folder=folder, links=links)
     try:
         return read_from(fd, max_bytes)
     finally:

@@ -9,7 +9,7 @@ MEASURING_SECONDS = 40e-6
 """What measuring a call costs: it is not in the call's own duration."""
 
 MEASURING_SHARE = 0.01
-"""The share of the time of a module's calls that measuring may cost while a mode is chosen for them."""
+"""The share of the time of a module's calls that further measuring of calls whose mode is chosen may cost."""
 
 START_UPS = 4
 """Signatures of a module whose first samples are free; further ones are sampled from the share, when it allows."""

@@ -30,8 +30,9 @@ In another mode, only short calls gain from not being measured, and a change mus
 
 FIRST_SLACK, LAST_SLACK = 1.5, 96.0
 """A run that takes longer than expected by this factor ends, as some of it may have been of another signature, and
-LAST_RUN calls after it are measured. The factor is doubled each time until a choice changes, and from the second time
-on, a share of as many calls as in the run is measured that is halved each time: a program may wait between its calls.
+LAST_RUN calls after it are measured, as far as MEASURING_SHARE allows. The factor is doubled each time until a choice
+changes, and from the second time on, a share of as many calls as in the run is measured that is halved each time: a
+program may wait between its calls.
 """
 
 FULL_RUN_CALLS = 256
@@ -246,8 +247,9 @@ class Chooser:
         return entry
 
     def _leave(self, entry: ModuleEntry) -> None:
-        entry.ledger.family.leave(entry.ledger.decisions)
-        self._forget(entry)
+        if self._entries.get(entry.address) is entry:  # Else all choices for the module were forgotten before.
+            entry.ledger.family.leave(entry.ledger.decisions)
+            self._forget(entry)
 
     def _forget(self, entry: ModuleEntry) -> None:
         if self._entries.get(entry.address) is entry:

@@ -327,7 +327,7 @@ class Decision:
             self._winner, self._trial = (mode, samples), (self.chosen or PLAIN, self._new_samples())
 
     def _add_to_confirmation(self, samples: Samples) -> None:
-        """Effect: once the chosen mode has been measured again after a trial that it lost, decides about that one."""
+        """Effect: decides about a trial that another mode seems to have won, once the chosen one is measured again."""
         if samples.count < TRIAL_SAMPLES or self._winner is None or self.chosen is None:
             return
         mode, won = self._winner

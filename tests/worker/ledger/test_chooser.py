@@ -355,3 +355,17 @@ def test_ever_new_shapes_do_not_make_families_grow() -> None:
     for number in range(2000):
         family.leave({number: Decision(("graph", "plain"))})
     assert len(family.unfinished) == MAX_SIGNATURES
+
+
+def test_what_was_forgotten_of_a_module_is_nothing_to_go_on_with_for_the_next_copy() -> None:
+    """Its modes or its memory layout have changed since."""
+    chooser, module = Chooser(lambda _: ("autocast", "plain"), lambda *_: set()), nn.Linear(2, 2).eval()
+    with torch.no_grad():
+        for seconds in (9.0, 1.0):
+            chooser.restart(module)
+            for _ in range(2):
+                chooser.add(chooser.turn(module, (torch.zeros(1, 2),), {}, 0.0), seconds, now=0.0)
+        family = chooser._families.of(module)
+        del module
+    (decision,) = family.unfinished.values()
+    assert min(samples.shortest for samples in decision.samples.values()) == 1.0
