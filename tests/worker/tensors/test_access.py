@@ -34,7 +34,8 @@ class Pending:
         return self.ended
 
 
-def test_a_collective_into_a_watched_tensor_is_noticed_and_holds_it_until_it_ends() -> None:
+def test_a_collective_into_a_watched_tensor_is_noticed_and_holds_it_until_it_ends(monkeypatch) -> None:
+    monkeypatch.setattr(access, "_watchers", {})  # Of tensors that are gone, whose memory is another's by now.
     tensor, other, watching, work = torch.ones(4), torch.ones(4), Watching(), Pending()
     access.watch_access(watching, [tensor])
 
