@@ -19,7 +19,6 @@ from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.hooks import has_hooks, watch_hooks
 from cpulaunch.worker.features.optimizer_layout import align_optimizers
 from cpulaunch.worker.graph.eligibility import parts_of
-from cpulaunch.worker.graph.precision import device_of
 from cpulaunch.worker.ledger.blocks import LENGTH
 from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
@@ -60,8 +59,7 @@ class ChannelsLast:
         except TypeError:  # A class may compare its modules by value, so that they cannot be keys.
             return None
         if trial is None:
-            is_measured = self._measured and device_of(module) == "cpu"
-            trial = LayoutTrial(self._settings, self, measured=is_measured)
+            trial = LayoutTrial(self._settings, self, measured=self._measured)
             trial.has_ended = not _can_convert(module)
             trial.shares = any(other.is_converted for _, other in self.others(module))
             trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.

@@ -18,7 +18,7 @@ MAX_KNOWN = 256
 """Exact shapes whose signature is remembered."""
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
-"""For each tensor among the arguments, its type and its rounded shape."""
+"""For each tensor among the arguments, its type, with its device unless that is the CPU, and its rounded shape."""
 
 
 class Signatures:
@@ -45,7 +45,7 @@ class Signatures:
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         try:
             values = args if not kwargs else (*args, *kwargs.values())
-            exact = tuple([(value.dtype, value.shape) for value in values if isinstance(value, Tensor)])
+            exact = tuple([(value.dtype, value.device, value.shape) for value in values if isinstance(value, Tensor)])
             known = self._known.get(exact)
             return known if known is not None else self._add(exact)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError):
@@ -60,10 +60,11 @@ class Signatures:
 
 
 @lru_cache(MAX_KNOWN)
-def _part(argument: tuple[Any, Any]) -> tuple[str, tuple[int, ...]]:
-    """The part of the signature for one tensor, by its type and shape: often one argument grows, and others stay."""
-    dtype, shape = argument
-    return str(dtype), tuple(map(rounded, shape))
+def _part(argument: tuple[Any, Any, Any]) -> tuple[str, tuple[int, ...]]:
+    """The part of the signature for one tensor: often one argument grows, and others stay."""
+    dtype, device, shape = argument
+    name = str(dtype).removeprefix("torch.")
+    return name if device.type == "cpu" else f"{device.type} {name}", tuple(map(rounded, shape))
 
 
 def rounded(size: int) -> int:
@@ -73,7 +74,7 @@ def rounded(size: int) -> int:
 
 def describe(signature: Signature) -> str:
     """The signature as text, e.g. "float32[1, ≤128, ≤1024]"."""
-    return ", ".join(f"{dtype.removeprefix('torch.')}[{_dimensions(shape)}]" for dtype, shape in signature)
+    return ", ".join(f"{dtype}[{_dimensions(shape)}]" for dtype, shape in signature)
 
 
 def _dimensions(shape: tuple[int, ...]) -> str:

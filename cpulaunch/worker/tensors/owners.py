@@ -104,8 +104,11 @@ def reorder(weights: list[Tensor], layout: torch.memory_format) -> None:
 
 
 def may_move(weight: Tensor) -> bool:
-    """Whether a weight is in torch's own layout, and nothing else holds its memory."""
-    return weight.is_contiguous() and is_own(weight)
+    """Whether a weight is on the CPU, in torch's own layout, and nothing else holds its memory.
+
+    On a GPU, a CUDA graph or a kernel of another stream may still read the memory that a weight has left.
+    """
+    return weight.is_cpu and weight.is_contiguous() and is_own(weight)
 
 
 def is_own(weight: Tensor) -> bool:
