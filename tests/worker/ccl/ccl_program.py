@@ -1,6 +1,6 @@
-"""A rank of the tests: runs the checks of a module in turn; rank 0 prints the result of each as a line of JSON.
+"""A rank of the tests: runs the named checks of a module in turn, without names all of them.
 
-Before that rank 0 prints, as a JSON object, whether the compiled library is in use.
+Rank 0 prints whether the compiled library is in use, as a JSON object, and the result of each check, as a line of JSON.
 """
 
 import faulthandler
@@ -18,16 +18,17 @@ import torch.distributed as dist
 import cpulaunch.ccl  # noqa: F401 - registers the backend
 
 
-def main(module: str) -> None:
+def main(module: str, *names: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("ccl")
     gloo = dist.new_group(backend="gloo")
     if dist.get_rank() == 0:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             print(json.dumps({"library": "used" if "libcpulaunch_ccl" in maps.read() else "none"}), flush=True)
-    for name, check in importlib.import_module(module).CHECKS.items():
+    checks = importlib.import_module(module).CHECKS
+    for name in names or checks:
         try:
-            check(gloo)
+            checks[name](gloo)
             result = "ok"
         except Exception:  # noqa: BLE001 - any error is the result of the check
             result = traceback.format_exc()
@@ -41,4 +42,4 @@ def main(module: str) -> None:
 
 
 faulthandler.dump_traceback_later(420)  # Shows where a rank hangs.
-main(sys.argv[1])
+main(*sys.argv[1:])

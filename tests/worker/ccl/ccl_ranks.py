@@ -136,9 +136,13 @@ def finish(ranks: list[Rank] | list[subprocess.Popen[str]], seconds: float) -> l
     return results
 
 
-def run_checks(module: str, size: int, path: str, **changes: str) -> dict[str, str]:
-    """Name of each check of a module -> "ok" or its errors, in a program of `size` ranks whose groups use `path`."""
-    results = finish(start(size, [str(HERE / "ccl_program.py"), module], CPULAUNCH_CCL_PATH=path, **changes), 240)
+def run_checks(module: str, size: int, path: str, *names: str, **changes: str) -> dict[str, str]:
+    """Name of each check -> "ok" or its errors, in a program of `size` ranks whose groups use `path`.
+
+    Without names, all checks of the module run. A program that does not end well adds "end" with its errors.
+    """
+    program = [str(HERE / "ccl_program.py"), module, *names]
+    results = finish(start(size, program, CPULAUNCH_CCL_PATH=path, **changes), 240)
     lines = results[0][1].splitlines()
     found = dict(json.loads(line) for line in lines if line.startswith('["'))
     for line in lines:

@@ -38,7 +38,7 @@ def test_collective(name: str, size: int, path: str) -> None:
 def test_collectives_without_the_compiled_library_are_left_to_gloo(tmp_path: Path) -> None:
     folder = tmp_path / "installed"
     shutil.copytree(ROOT / "cpulaunch", folder / "cpulaunch", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    found = run_checks(CHECKS, 2, "auto", PYTHONPATH=str(folder))
-    assert found.pop("library") == "none"
-    assert found["splits_may_be_given_by_some_ranks_only"] == "ok"
-    assert found["all_reduce_sum_float32"] == "ok"
+    # Not all checks: gloo promises less, and hangs in some of them.
+    names = ("all_reduce_sum_float32", "splits_may_be_given_by_some_ranks_only")
+    found = run_checks(CHECKS, 2, "auto", *names, PYTHONPATH=str(folder))
+    assert found == {"library": "none"} | dict.fromkeys(names, "ok")
