@@ -46,9 +46,9 @@ pytestmark = [
 ]
 
 
-def run_in_machine(user: str, *command: object) -> subprocess.CompletedProcess[str]:
+def run_in_machine(user: str, *command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     options = ["--memory-only-node", "--user", user, "--timeout", "1200"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | variables
     words = [sys.executable, NUMA_VM, *options, *command]
     result = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True)
     if result.returncode == NOT_STARTED:  # The emulator crashed: no result about cpulaunch.
@@ -127,6 +127,9 @@ def test_unbound_workers_may_run_anywhere(user: str) -> None:
 def test_limits_hold_under_cgroup_version_2() -> None:
     """The tests of limits on real cgroups, repeated on a kernel with cgroup version 2, which the host may lack."""
     chosen = "ancestor or worker_under or cpuset or out_of_memory"
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", chosen]
-    result = run_in_machine("root", sys.executable, "-m", "pytest", *options, ROOT / "tests/launch/cgroups")
+    folder = ROOT / "tests/launch/cgroups"
+    # Without plugins and tests/conftest.py: in the machine, half a minute of imports.
+    options = ["-q", "-p", "no:cacheprovider", f"--confcutdir={folder}", "-k", chosen]
+    command = (sys.executable, "-m", "pytest", *options, folder)
+    result = run_in_machine("root", *command, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert (result.returncode, "skipped" in result.stdout) == (0, False), result
