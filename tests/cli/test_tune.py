@@ -25,6 +25,8 @@ THREADS = """
     cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
 """
 """A program for which fewer threads are better."""
+SLOWED = THREADS.replace("100.0 / int", "float")
+"""A program for which fewer threads are worse: no trial comes to the final round, which has most of the launches."""
 
 
 def parse(*words):
@@ -243,15 +245,17 @@ def test_fixed_options_are_those_of_every_launch_and_secrets_stay_hidden(tune):
         import os, sys, cpulaunch
         if os.environ.get("CPULAUNCH_WORKER") and os.environ.get("KEY") != "secret":
             sys.exit("no key")
-        cpulaunch.metric("items/s", 1)
+        cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
     """
     data = read(tune("--json", "--env", "KEY=secret", "--vary", "threads=1", "--trials", "1", code=code))
     assert data["options"] == ["--env", "KEY=..."]
+    assert data["winner"]["confirmed"], "launches of the final round have them too"
     assert "secret" not in json.dumps(data)
 
 
 def test_nothing_is_claimed_where_nothing_is_found(tune):
-    ran = tune("--json", "--vary", "threads=1", "--trials", "1", code="import cpulaunch; cpulaunch.metric('x/s', 1)")
+    words = ("--vary", "threads=1", "--trials", "1", "--minutes", "0.2")
+    ran = tune("--json", *words, code="import cpulaunch; cpulaunch.metric('x/s', 1)")
     data = read(ran)
     assert (ran.returncode, data["winner"]) == (0, None)
     assert data["verdict"] == "nothing was found that this machine can show to be better than the default"
@@ -397,7 +401,7 @@ def test_ranks_are_compared_each_with_itself(tune):
 
 
 def test_the_reference_has_the_variables_of_the_options(tune):
-    code = "import os, cpulaunch; cpulaunch.checksum(os.environ['NEEDED']); cpulaunch.metric('items/s', 1)"
+    code = f"""{THREADS}    cpulaunch.checksum(os.environ["NEEDED"])\n"""
     data = read(tune("--json", "--env", "NEEDED=yes", "--vary", "threads=1", "--trials", "1", code=code))
     assert data["outputs"] == ["output"]
     assert data["trials"][0]["failure"] is None
@@ -507,7 +511,7 @@ def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
         text = Path(data["winner"]["profile"]).read_text()
         assert "interrupted" in text
         assert "times as good" not in text, "nothing is claimed"
-    after = read(tune(*words, "--trials", "1", code=LONG.replace("time.sleep(1000)", "pass")))
+    after = read(tune(*words, "--trials", "1", "--minutes", "0.1", code=LONG.replace("time.sleep(1000)", "pass")))
     assert [trial["number"] for trial in after["trials"]][:1] == [0]
 
 
@@ -546,7 +550,7 @@ def test_arguments_are_no_part_of_a_profile(tune, tmp_path):
 def test_a_search_stays_in_its_folder(tune, tmp_path, folder):
     words = ("--json", "--vary", "threads=1,2", "--trials", "1")
     for _ in range(2):
-        data = read(tune(*words, XDG_STATE_HOME=str(tmp_path / folder)))
+        data = read(tune(*words, code=SLOWED, XDG_STATE_HOME=str(tmp_path / folder)))
     assert Path(data["study"], "study.sqlite3").is_file()
     assert data["study"].startswith(str(tmp_path / folder))
     assert len(data["baseline"]) >= 2, "the second search goes on with the first"
@@ -555,14 +559,14 @@ def test_a_search_stays_in_its_folder(tune, tmp_path, folder):
 
 def test_a_broken_database_is_an_error_with_a_way_out(tune):
     words = ("--json", "--vary", "threads=1,2", "--trials", "1")
-    database = Path(read(tune(*words))["study"], "study.sqlite3")
+    database = Path(read(tune(*words, code=SLOWED))["study"], "study.sqlite3")
     for left in database.parent.glob("study.sqlite3*"):
         left.write_bytes(b"no database" * 1000)
-    ran = tune(*words)
+    ran = tune(*words, code=SLOWED)
     error = json.loads(ran.stderr.splitlines()[-1])
     assert (ran.returncode, error["what"]) == (125, "the database of the trials cannot be used")
     assert "--fresh" in error["hint"]
-    assert tune(*words, "--fresh").returncode == 0
+    assert tune(*words, "--fresh", code=SLOWED).returncode == 0
 
 
 def test_a_page_and_pictures_of_a_search(tune, tmp_path):
