@@ -30,8 +30,9 @@ needs_models = pytest.mark.skipif(not HAS_MODELS, reason="needs torch and transf
 @needs_models
 def test_throughput_writes_table_and_json(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
-    arguments = ["--rounds", "1", "--seconds", "0.2", "--models", "mlp", "--peers", "python,cpulaunch,zentorch"]
-    ended = _bench("throughput", *arguments, "--peers-folder", str(tmp_path), "--json", str(result))
+    arguments = ["--rounds", "1", "--seconds", "0.2", "--warmup-seconds", "0.2", "--models", "mlp"]
+    arguments += ["--peers", "python,cpulaunch,zentorch", "--peers-folder", str(tmp_path)]
+    ended = _bench("throughput", *arguments, "--json", str(result))
     assert ended.returncode == 0, ended.stderr
     assert "geometric mean" in ended.stdout
     assert (
