@@ -361,6 +361,8 @@ def test_shared_memory_of_a_killed_worker_goes_and_another_containers_stays(tmp_
 
 
 HOSTS = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "1")
+ALONE = ("--rdzv-conf", "last_call_timeout=1")
+"""Each attempt waits no longer than that for another host, by default 30 s."""
 
 
 @pytest.mark.torch
@@ -382,7 +384,7 @@ def test_logs_of_several_hosts_are_not_written_through_links(cpulaunch, stranger
         file.write('{{"message": {{"message": "why", "extraInfo": {{"py_callstack": "why", "timestamp": "1"}}}}}}')
     sys.exit(5)
     """
-    options = (*HOSTS, "--max-restarts", "1", "--redirects", "3", "--log-dir", str(strangers))
+    options = (*HOSTS, *ALONE, "--max-restarts", "1", "--redirects", "3", "--log-dir", str(strangers))
     process = cpulaunch(code, *options)
     assert process.returncode == 5, process.stderr
     assert "why" in process.stderr

@@ -42,7 +42,10 @@ ENGINES = {
     ),
     "ranks": (["--nproc-per-node", "2"], ["--nproc-per-node", "2", "--log-dir", "{folder}/logs"]),
     "elastic": (
-        ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "{endpoint}"],
+        [
+            *("--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "{endpoint}"),
+            *("--rdzv-conf", "last_call_timeout=2"),  # By default, most kills would meet the wait for another host.
+        ],
     ),
 }
 
