@@ -45,7 +45,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_checkout(tmp_path_factory.mktemp("wheels") / "source")
+    return copy_checkout(tmp_path_factory.mktemp("wheels") / "source", optimized=True)
 
 
 @pytest.fixture(scope="module")
