@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cpulaunch.probe.numa import NODE
+from cpulaunch.probe.numa import NODE, unlisted_bytes
 from cpulaunch.probe.topology import CORE_FILES, CPU, DIE_FILES, PACKAGE_FILES, CpuIds, package_of, read_cpu_ids
 from cpulaunch.records.cpulist import cpus_text
-from cpulaunch.records.host import Host, count_text
+from cpulaunch.records.host import Host, count_text, size_text
 from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
@@ -78,6 +78,11 @@ def _nodes(root: Root, ids: CpuIds, host: Host) -> Iterator[str]:
         if absent:
             yield f"NUMA node {node.id} names {cpus_text(absent)}, not online: left out"
         shared |= {cpu for cpu in node.cpus if seen.setdefault(cpu, node.id) != node.id}
+    lost = unlisted_bytes(root, [node.id for node in host.numa_nodes])
+    if lost:
+        verdict = "it has all" if len(host.numa_nodes) == 1 else "their own figures count"
+        count = count_text(len(host.numa_nodes), "NUMA node")
+        yield f"{size_text(lost)} of the machine's {size_text(host.memory_bytes)} in none of {count}: {verdict}"
     if shared:
         yield f"{cpus_text(shared)} in several NUMA nodes: the smallest counts"
 

@@ -3,25 +3,47 @@
 Source: kernel, Documentation/ABI/stable/sysfs-devices-node.
 """
 
+from __future__ import annotations
+
 from cpulaunch.probe.topology import CpuIds
 from cpulaunch.records.host import NumaNode
+from cpulaunch.records.record import replace
 from cpulaunch.system.root import Root, natural
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 NODE = "sys/devices/system/node"
+MEMINFO = "proc/meminfo"
 MAX_NODES = 1 << 10
 """NUMA nodes of any kernel build, each of which has a distance to each. Source: Linux, Kconfig, NODES_SHIFT."""
 
 
 def read_numa_nodes(root: Root, ids: CpuIds) -> tuple[NumaNode, ...]:
-    """Every NUMA node by id; empty where the kernel has no NUMA."""
+    """Every NUMA node by id; empty where the kernel has no NUMA.
+
+    A single node has the machine's memory: a hypervisor that adds memory may leave the node's own figure behind.
+    """
     numbers = (natural(name[4:]) for name in root.names(NODE) if name.startswith("node"))
     node_ids = sorted(number for number in numbers if number is not None and number < MAX_NODES)
-    return tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
+    nodes = tuple(_numa_node(root, node, ids, node_ids) for node in node_ids)
+    if len(nodes) != 1 or not unlisted_bytes(root, node_ids):
+        return nodes
+    machine = _meminfo(root, MEMINFO)
+    return (replace(nodes[0], memory_bytes=machine["MemTotal"], free_bytes=machine.get("MemFree")),)
+
+
+def unlisted_bytes(root: Root, node_ids: Iterable[int]) -> int:
+    """How much of the machine's memory the NUMA nodes lack, if they have less than half of it; else 0."""
+    listed = sum(_meminfo(root, f"{NODE}/node{node}/meminfo").get("MemTotal", 0) for node in node_ids)
+    lost = (read_memory(root) or 0) - listed
+    return lost if 0 < listed < lost else 0
 
 
 def read_memory(root: Root) -> int | None:
     """The machine's memory in bytes. Source: /proc/meminfo."""
-    return _meminfo(root, "proc/meminfo").get("MemTotal")
+    return _meminfo(root, MEMINFO).get("MemTotal")
 
 
 def _numa_node(root: Root, node: int, ids: CpuIds, node_ids: list[int]) -> NumaNode:

@@ -106,6 +106,15 @@ def siblings(lists: dict[int, str], name: str = "core_siblings_list") -> Files:
     return {f"{CPU}/cpu{cpu}/topology/{name}": text for cpu, text in lists.items()}
 
 
+MORE_MEMORY = {"proc/meminfo": f"MemTotal: {168 << 20} kB\nMemFree: {100 << 20} kB"}
+"""As on a virtual machine whose hypervisor has added memory since the boot."""
+
+
+def test_a_single_numa_node_has_the_memory_of_the_machine() -> None:
+    (node,) = probe_host(MemoryRoot(root_files(RootSpec()) | MORE_MEMORY)).numa_nodes
+    assert (node.memory_bytes, node.free_bytes) == (168 << 30, 100 << 30)
+
+
 @pytest.mark.parametrize(
     ("files", "clause"),
     [
@@ -129,6 +138,7 @@ def siblings(lists: dict[int, str], name: str = "core_siblings_list") -> Files:
         ),
         ({f"{NODE}/node0/cpulist": "0-5"}, "NUMA node 0 names CPUs 4-5, not online: left out"),
         ({f"{NODE}/node1/cpulist": "2-3"}, "CPUs 2-3 in several NUMA nodes: the smallest counts"),
+        (MORE_MEMORY, "104 GiB of the machine's 168 GiB in none of 1 NUMA node: it has all"),
     ],
 )
 def test_each_contradiction_is_named_with_the_file_that_counts(files: Files, clause: str) -> None:
