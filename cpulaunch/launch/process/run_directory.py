@@ -10,7 +10,7 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, unpredictable
 from cpulaunch.system.files.paths import open_folder
-from cpulaunch.system.files.trust import is_secure, secure_path
+from cpulaunch.system.files.trust import is_secure, make_secure_folder, secure_path
 from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False
@@ -35,9 +35,24 @@ def make_unique_directory(parent: str, prefix: str) -> str:
 
 
 def choose_private_path(environ: Mapping[str, str]) -> str:
-    """The absolute path, with a random name, of a directory that `make_private_path` can make later."""
-    parents = _parents(environ) or TEMPORARY
-    return _unique_path(next((parent for parent in parents if _takes_files(parent)), parents[0]), "cpulaunch-")
+    """The absolute path, with a random name, of a directory that `make_private_path` can make later.
+
+    Effect: makes a folder in cpulaunch's caches where no other parent is secure and takes files: another user may have
+    filled those that all share.
+    """
+    parent = next(filter(_takes_files, _parents(environ)), None) or _own_parent(environ)
+    return _unique_path(parent or environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
+
+
+def _own_parent(environ: Mapping[str, str]) -> str | None:
+    """The folder in this user's caches. Effect: makes it."""
+    from cpulaunch.system.files.caches import user_cache  # Few launches need it.
+
+    path = user_cache("run", environ)
+    try:
+        return make_secure_folder(path) if os.path.isabs(path) else None
+    except OSError:
+        return None
 
 
 def _takes_files(parent: str) -> bool:
@@ -54,15 +69,14 @@ def _takes_files(parent: str) -> bool:
 def make_private_path(path: str) -> None:
     """Effect: makes this directory, which only its owner can read. Raises: LaunchError.
 
-    One that other users can replace is used only where no other parent takes files.
+    Also if other users can replace it, as they could once the folders of all users are full.
     """
     try:
         folder = make_folder(path)
         try:
             made, found = os.fstat(folder), os.stat(path, follow_symlinks=False)
             # Of the parent, as what is made on a share, or in a user namespace, may show another owner.
-            can_stay = os.path.samestat(found, made) and is_secure(os.path.dirname(path))
-            if not can_stay and any(is_secure(each) and _takes_files(each) for each in TEMPORARY):
+            if not (os.path.samestat(found, made) and is_secure(os.path.dirname(path))):
                 remove_if_empty(path)
                 raise PermissionError(errno.EPERM, "other users can replace it", path)
         finally:
@@ -72,11 +86,11 @@ def make_private_path(path: str) -> None:
 
 
 def _parents(environ: Mapping[str, str]) -> list[str]:
-    """The parents to try, without links, first those in which no other user can replace a directory.
+    """The parents, without links, in which no other user can replace a directory: workers open files by paths.
 
-    Workers open files by paths. What a link of another user leads to is not tried.
+    What a link of another user leads to is none.
     """
-    secure, others = [], []
+    parents = []
     for path in (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY:
         try:
             folder = open_folder(path)
@@ -84,11 +98,9 @@ def _parents(environ: Mapping[str, str]) -> list[str]:
             continue
         resolved = secure_path(path, folder)
         os.close(folder)
-        if resolved is None:
-            others.append(path)
-        else:
-            secure.append(resolved)
-    return [*secure, *others]
+        if resolved is not None:
+            parents.append(resolved)
+    return parents
 
 
 def _unique_path(parent: str, prefix: str) -> str:
@@ -100,7 +112,7 @@ def _directory_error(error: OSError) -> LaunchError:
         "cannot create the files of this run",
         value=error.filename,
         source=error.strerror,
-        hint="set TMPDIR to a writable directory",
+        hint="set TMPDIR to a writable directory that only you can change",
     )
 
 

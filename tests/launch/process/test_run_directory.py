@@ -38,9 +38,7 @@ def test_a_folder_that_is_away_while_it_is_checked_is_not_used(strangers: Path) 
 
 
 @needs_root
-def test_a_directory_that_others_can_replace_is_made_only_where_there_is_no_other_place(
-    strangers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_directory_is_made_that_others_can_replace(strangers: Path) -> None:
     """As where the folder became another user's since the plan."""
     with pytest.raises(LaunchError, match="cannot create the files of this run") as caught:
         make_private_path(f"{strangers}/cpulaunch-1")
@@ -48,11 +46,32 @@ def test_a_directory_that_others_can_replace_is_made_only_where_there_is_no_othe
     assert list(strangers.iterdir()) == []
     make_private_path("/tmp/cpulaunch-test-of-run-directory")
     os.rmdir("/tmp/cpulaunch-test-of-run-directory")
-    monkeypatch.setattr(run_directory, "TEMPORARY", (str(strangers),))
-    path = choose_private_path({})
-    assert os.path.dirname(path) == str(strangers)
+
+
+@needs_root
+def test_where_others_have_filled_the_shared_folders_caches_are_used_and_nothing_that_they_can_replace(
+    tmp_path: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_directory, "TEMPORARY", ("/proc", str(strangers)))
+    path = choose_private_path({"XDG_CACHE_HOME": str(tmp_path)})
+    assert os.path.dirname(path) == f"{tmp_path}/cpulaunch/run"
     make_private_path(path)
     assert os.stat(path).st_mode & 0o777 == 0o700
+    for environ in ({"XDG_CACHE_HOME": f"{strangers}"}, {"XDG_CACHE_HOME": f"{strangers}", "TMPDIR": f"{strangers}"}):
+        with pytest.raises(LaunchError):
+            make_private_path(choose_private_path(environ))
+    assert list(strangers.iterdir()) == []
+
+
+def test_a_private_current_folder_is_used_where_nothing_else_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that is read-only."""
+    monkeypatch.setattr(run_directory, "TEMPORARY", ("/proc", "."))
+    monkeypatch.chdir(tmp_path)
+    path = choose_private_path({"XDG_CACHE_HOME": "/proc"})
+    assert os.path.dirname(path) == str(tmp_path)
+    make_private_path(path)
 
 
 @needs_root
