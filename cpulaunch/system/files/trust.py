@@ -66,17 +66,18 @@ def is_secure(path: str) -> bool:
 def insecure_part(path: str) -> str | None:
     """Which folder of a path without links other users can change, and why; None if none. Raises: OSError.
 
-    Where root has no number, "/" and the folders in it count as root's. In a folder that others cannot enter, what is
-    below does not count.
+    Where root has no number, "/" and the folders in it count as root's. Below a folder that others cannot enter, the
+    group's permission does not count, as a umask gives it to all that is in a home. Others' does: what is mounted from
+    there elsewhere, or held by a process that was there before, they reach.
     """
+    closed = False
     for part in _parts(path):
         where, status, trusted, _ = part
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
-        if (reason := _writer(part, first_level=True)) is not None:
+        if (reason := _writer(part, first_level=True, closed=closed)) is not None:
             return f"{where} {reason}"
-        if trusted and not status.st_mode & OPEN_TO_OTHERS:
-            return None
+        closed = closed or (trusted and not status.st_mode & OPEN_TO_OTHERS)
     return None
 
 
@@ -168,10 +169,10 @@ def _is_own_link(where: str, status: os.stat_result) -> bool:
     return is_link and not os.stat(os.path.dirname(where)).st_mode & WRITABLE_BY_OTHERS
 
 
-def _writer(part: Part, *, first_level: bool = False) -> str | None:
+def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> str | None:
     """Which other user or group may change a file, folder or link; None if none may.
 
-    `first_level`: a folder in "/" is root's where root has no number.
+    `first_level`: a folder in "/" is root's where root has no number. `closed`: its group cannot reach it.
     """
     where, status, trusted, mounter = part
     if mounter is not None:
@@ -181,7 +182,7 @@ def _writer(part: Part, *, first_level: bool = False) -> str | None:
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
         return None
-    return _mode_writer(where, status)
+    return _mode_writer(where, status, closed=closed)
 
 
 def _is_shared(where: str, folder: os.stat_result) -> bool:
@@ -189,17 +190,18 @@ def _is_shared(where: str, folder: os.stat_result) -> bool:
     return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder) is not None
 
 
-def _mode_writer(where: str, status: os.stat_result) -> str | None:
+def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False) -> str | None:
     """Which other user or group may write a file or folder, by its mode and ACL; None if none may.
 
     The file system of "/" has no NFSv4 ACLs.
     """
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
+    group = 0 if closed else status.st_gid  # Root's group is no other user.
     if status.st_mode & stat.S_IWGRP:  # Of an ACL, these bits are the mask (acl(5)): without them it grants no writing.
         from cpulaunch.system.files.acls import group_writer  # Here and below: most files need neither.
 
-        if (reason := group_writer(where, owner=status.st_uid, group=status.st_gid)) is not None:
+        if (reason := group_writer(where, owner=status.st_uid, group=group)) is not None:
             return reason
     if status.st_dev == os.stat("/").st_dev or not hasattr(os, "getxattr"):
         return None
@@ -209,4 +211,4 @@ def _mode_writer(where: str, status: os.stat_result) -> str | None:
         return None
     from cpulaunch.system.files.acls import nfs4_writer
 
-    return nfs4_writer(acl, owner=status.st_uid, group=status.st_gid)
+    return nfs4_writer(acl, owner=status.st_uid, group=group)

@@ -129,8 +129,18 @@ def test_folders_that_others_can_change_are_not_secure(tmp_path, strangers):
         os.chown(strangers, 0, group)
         strangers.chmod(mode)
         assert is_secure(str(strangers / "below")) is secure
-    (strangers / "below").chmod(0o777)
-    assert is_secure(str(strangers / "below")), "no other user reaches it"
+
+
+@needs_root
+def test_below_a_closed_folder_only_what_its_group_may_write_is_secure(strangers):
+    """Other users reach it where it is mounted elsewhere, as a container's volume is, or if they were in it before."""
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o700)
+    (strangers / "below").mkdir()
+    for owner, mode, secure in ((0, 0o775, True), (0, 0o1777, True), (0, 0o777, False), (UID, 0o755, False)):
+        os.chown(strangers / "below", owner, UID)
+        (strangers / "below").chmod(mode)
+        assert is_secure(str(strangers / "below")) is secure
 
 
 def is_refused(path):
@@ -351,7 +361,7 @@ def test_below_a_private_folder_of_a_user_whose_number_strangers_show_all_is_sec
     (strangers / "open").mkdir()
     for each in (strangers, strangers / "open"):
         os.chown(each, OVERFLOW, OVERFLOW)
-    (strangers / "open").chmod(0o777)
+    (strangers / "open").chmod(0o775)
     strangers.chmod(0o700)
 
     def look():
