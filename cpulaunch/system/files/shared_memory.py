@@ -25,6 +25,8 @@ SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
 BUSY = (errno.EAGAIN, errno.ETXTBSY)
 """Of an open for writing: another process has a lease on the file, or runs it."""
+MAX_OTHERS = 1000
+"""Names of what is no file of this user's, looked at in one call: another user may have made any number of them."""
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
@@ -37,7 +39,8 @@ def remove_shared_memory(
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
     time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
     processes may have been killed, and any user may have made thousands of files in it. Of more than `most` files, the
-    others are left.
+    others are left; so are those that come after MAX_OTHERS of other users, who can take all numbers but the lowest,
+    which libfabric gives first.
     """
     owners = frozenset(map(str, pids))
     if not owners:
@@ -47,10 +50,17 @@ def remove_shared_memory(
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return frozenset()
-    owned = [(name, int(owner)) for name, owner in names if owner is not None and owner in owners]
-    kept = {owner for name, owner in owned[:most] if _is_kept(name, since, folder=place)}
+    owned = sorted((_order(name), name, int(owner)) for name, owner in names if owner is not None and owner in owners)
+    kept, others = set(), 0
+    for _, name, owner in owned[:most]:
+        is_kept = _is_kept(name, since, folder=place)
+        if is_kept:
+            kept.add(owner)
+        others += is_kept is None
+        if others == MAX_OTHERS:
+            break
     os.close(place)
-    return frozenset(kept.union(owner for _, owner in owned[len(owned) if most is None else most :]))
+    return frozenset(kept.union(owner for _, _, owner in owned[len(owned) if most is None else most :]))
 
 
 def _owner(name: str) -> str | None:
@@ -65,6 +75,11 @@ def _owner(name: str) -> str | None:
     return pid if mark and owned else None
 
 
+def _order(name: str) -> int:
+    """The runtime's file, of which there is one, before regions of low numbers before those of high ones."""
+    return 0 if name.startswith(REGISTERED) else len(name)
+
+
 def started_at(pid: int) -> float:
     """When a process started, in Unix seconds; 0 without /proc. Source: proc(5), /proc/pid/stat, starttime."""
     try:
@@ -76,12 +91,15 @@ def started_at(pid: int) -> float:
     return now - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
 
-def _is_kept(name: str, since: float, *, folder: int) -> bool:
-    """Whether a file of this user's is left because a process uses it. Effect: removes an unused one."""
+def _is_kept(name: str, since: float, *, folder: int) -> bool | None:
+    """Whether a file of this user's is left because a process uses it; None if there is no such file.
+
+    Effect: removes an unused one.
+    """
     try:
         fd = _open_own(name, since, folder=folder)
     except OSError as error:
-        return error.errno in BUSY
+        return True if error.errno in BUSY else None
     try:
         if not _is_own(os.fstat(fd), since):
             return False

@@ -193,6 +193,32 @@ def test_of_many_files_some_are_left_for_later(folder):
     assert os.listdir(folder) == [f"{PID + 1}:{os.getuid()}:0"]
 
 
+@needs_root
+def test_names_of_another_user_delay_nothing_and_keep_no_file_from_its_removal(folder, monkeypatch):
+    """Anyone can link one file to hundreds of thousands of names."""
+    own = [f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}", *(f"{PID + each}:{os.getuid()}:0" for each in (0, 1))]
+    other = make(folder, "other")
+    os.chown(other, UID, UID)
+    for number in range(10, 60):
+        os.link(other, os.path.join(folder, f"{PID}:{os.getuid()}:{number}"))
+    for name in own:
+        make(folder, name)
+    looked_at, open_here = [], shared_memory.open_here
+    monkeypatch.setattr(shared_memory, "open_here", lambda name, **to: looked_at.append(name) or open_here(name, **to))
+    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
+    assert shared_memory.remove_shared_memory({PID, PID + 1}, since=0, folder=folder) == set()
+    assert len(looked_at) == len(own) + 5
+    assert not set(own) & set(os.listdir(folder))
+
+
+def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
+    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
+    for number in range(20):
+        make(folder, f"{PID}:{os.getuid()}:{number}")
+    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    assert os.listdir(folder) == []
+
+
 @pytest.mark.parametrize("make_other", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
 def test_what_is_no_file_is_not_opened(folder, make_other):
     path = os.path.join(folder, NAME)
