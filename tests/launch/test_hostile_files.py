@@ -13,7 +13,7 @@ import pytest
 from cpulaunch.launch.hosts.agent.logs import LogFolder, open_log_folder
 from cpulaunch.launch.ranks.files import make_run_folder
 from cpulaunch.records.errors import CpulaunchError, LaunchError
-from cpulaunch.system.files.outputs import REPORT, check_path
+from cpulaunch.system.files.outputs import REPORT, check_path, save_output
 from tests import json_output
 from tests.launch.launching import eventually
 from tests.strangers import AS_STRANGER, UID, as_stranger, folder_of_stranger, needs_root
@@ -262,6 +262,26 @@ def test_a_report_whose_name_another_user_has_taken_is_refused_before_the_launch
             check_path(REPORT, str(report))
 
     as_stranger(refused)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "make", [make_file, os.mkdir, lambda path: path.symlink_to("x")], ids=["file", "folder", "link"]
+)
+def test_a_report_whose_name_another_user_takes_during_the_launch_is_beside_it(strangers, make):
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o1777)
+    report = strangers / "r.json"
+    make(report)
+    os.chown(report, UID + 1, UID + 1, follow_symlinks=False)
+
+    def save():
+        error = save_output(REPORT, str(report), "content", direct=None)
+        [beside] = (path for path in strangers.iterdir() if path != report)
+        assert (beside.read_text(), beside.stat().st_mode & 0o777) == ("content", 0o600)
+        assert f"; it is in {beside}" in str(error)
+
+    as_stranger(save)
 
 
 @needs_root

@@ -52,14 +52,27 @@ def save_output(
     """The error, if the content cannot be written.
 
     Effect: a regular file is replaced atomically; anything else (a pipe, /dev/stdout) is written directly, if it is
-    what `check_path` found (`direct`): a program may have put it there since. Only this user can read a new file.
+    what `check_path` found (`direct`): a program may have put it there since. Only this user can read a new file. If
+    another user has taken its name since, in a sticky folder, the content is in a file beside it, as the error says.
     """
     data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
     try:
         write_output(path, data, direct=direct)
     except OSError as error:
-        return _unwritable(output, path, error.strerror or str(error))
+        reason = error.strerror or str(error)
+        beside = _save_beside(path, data) if direct is None else None
+        return _unwritable(output, path, reason if beside is None else f"{reason}; it is in {beside}")
     return None
+
+
+def _save_beside(path: str, data: bytes) -> str | None:
+    """The path of a new file with the data, in the same folder; None if none can be made."""
+    beside = f"{path}.{os.urandom(8).hex()}"
+    try:
+        write_output(beside, data)
+    except OSError:
+        return None
+    return beside
 
 
 def _is_replaced(path: str) -> bool:
