@@ -25,11 +25,13 @@ MAX_DIGITS = 10
 ABSENT = tuple(getattr(errno, name) for name in ("ENODATA", "ENOATTR", "EOPNOTSUPP") if hasattr(errno, name))
 
 NFS4_ALLOWS, NFS4_FOR_CHILDREN, NFS4_OF_GROUP = 0, 0x08, 0x40
-NFS4_WRITES = 0x02 | 0x04 | 0x40 | 0x40000 | 0x80000
+NFS4_RULES = 0x40000 | 0x80000
+NFS4_WRITES = 0x02 | 0x04 | 0x40 | NFS4_RULES
 """An NFSv4 ACL is a count and entries of a type, flags, permissions, and a name with its length, padded to four bytes.
 
-All are big-endian 32-bit numbers. These permissions change content, remove what is in a folder, or change permissions.
-Source: RFC 7530, 6.2 (nfsace4), and RFC 7531."""
+All are big-endian 32-bit numbers. These permissions change content, remove what is in a folder, or change permissions,
+the last alone for NFS4_RULES: of a sticky folder's mode, Linux makes permission to remove what is in it, and heeds the
+sticky bit. Source: RFC 7530, 6.2 (nfsace4), and RFC 7531; fs/nfsd/nfs4acl.c, mask_from_posix."""
 
 
 def group_writer(path: str, *, owner: int, group: int) -> str | None:
@@ -128,8 +130,10 @@ def _number(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def nfs4_writer(acl: bytes, *, owner: int, group: int) -> str | None:
+def nfs4_writer(acl: bytes, *, owner: int, group: int, asked: int = NFS4_WRITES) -> str | None:
     """Which user or group an NFSv4 ACL lets write, other than root, this process's user and the owner; None if none.
+
+    `asked`: the permissions that count.
 
     What an entry denies is not subtracted from what another allows. The mode shows neither, unlike that of a POSIX ACL.
     """
@@ -138,7 +142,7 @@ def nfs4_writer(acl: bytes, *, owner: int, group: int) -> str | None:
     except ValueError:
         return "has an NFSv4 ACL that cannot be read"
     for kind, flags, permissions, who in entries:
-        if kind != NFS4_ALLOWS or flags & NFS4_FOR_CHILDREN or not permissions & NFS4_WRITES or who == "OWNER@":
+        if kind != NFS4_ALLOWS or flags & NFS4_FOR_CHILDREN or not permissions & asked or who == "OWNER@":
             continue
         if who == "EVERYONE@":
             return "may be written by everyone, by its NFSv4 ACL"

@@ -180,8 +180,10 @@ def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> s
     roots = first_level and where.count("/") < FIRST_LEVEL and is_unmapped(status.st_uid)
     if not (trusted or roots):
         return f"belongs to user {status.st_uid}"
-    if stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX):
+    if stat.S_ISLNK(status.st_mode):
         return None
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return _acl_writer(where, status, group=status.st_gid, sticky=True)
     return _mode_writer(where, status, closed=closed)
 
 
@@ -191,10 +193,7 @@ def _is_shared(where: str, folder: os.stat_result) -> bool:
 
 
 def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False) -> str | None:
-    """Which other user or group may write a file or folder, by its mode and ACL; None if none may.
-
-    The file system of "/" has no NFSv4 ACLs.
-    """
+    """Which other user or group may write a file or folder, by its mode and ACL; None if none may."""
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
     group = 0 if closed else status.st_gid  # Root's group is no other user.
@@ -203,12 +202,21 @@ def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False) ->
 
         if (reason := group_writer(where, owner=status.st_uid, group=group)) is not None:
             return reason
+    return _acl_writer(where, status, group=group)
+
+
+def _acl_writer(where: str, status: os.stat_result, *, group: int, sticky: bool = False) -> str | None:
+    """Which other user or group an NFSv4 ACL lets write, or change the rules of a sticky folder; None if none.
+
+    The file system of "/" has no such ACLs.
+    """
     if status.st_dev == os.stat("/").st_dev or not hasattr(os, "getxattr"):
         return None
     try:
         acl = os.getxattr(where, NFS4_ACL)
     except OSError:
         return None
-    from cpulaunch.system.files.acls import nfs4_writer
+    from cpulaunch.system.files.acls import NFS4_RULES, NFS4_WRITES, nfs4_writer
 
-    return nfs4_writer(acl, owner=status.st_uid, group=group)
+    asked = NFS4_RULES if sticky else NFS4_WRITES
+    return nfs4_writer(acl, owner=status.st_uid, group=group, asked=asked)

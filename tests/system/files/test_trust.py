@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -258,6 +259,28 @@ def test_an_nfsv4_acl_counts_on_every_file_system_but_the_first(library: Path, m
         assert untrusted_part(str(library)) is None
     finally:
         library.unlink()
+
+
+@pytest.mark.parametrize(
+    ("permissions", "is_safe"), [(WRITE | APPEND | DELETE_CHILD, True), (0x40000, False), (0x80000, False)]
+)
+def test_who_may_change_the_permissions_of_a_sticky_folder_can_change_what_is_in_it(
+    monkeypatch: pytest.MonkeyPatch, permissions: int, is_safe: bool
+) -> None:
+    """Of mode 1777, a Linux server makes permission to remove what is in the folder; the sticky bit still counts."""
+    if os.stat("/dev/shm").st_dev == os.stat("/").st_dev:
+        pytest.skip("NFSv4 ACLs do not count on the first file system")
+    acl = nfs4_acl(*FROM_MODE, (0, 0, permissions, "EVERYONE@"))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        os.chmod(folder, 0o1777)
+
+        def getxattr(path: str, name: str) -> bytes:
+            if (path, name) == (folder, "system.nfs4_acl"):
+                return acl
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(os, "getxattr", getxattr)
+        assert is_secure(folder) is is_safe
 
 
 @needs_root
