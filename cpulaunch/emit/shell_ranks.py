@@ -44,6 +44,13 @@ rank() {  # argument: the worker's function; starts nothing once the job has end
     kill -USR1 "$launch_script" 2>/dev/null
 }
 
+clean() {  # removes no more than is known: others may have put a folder in its place; a rank may yet make a file
+    for pid in $launch_pids; do
+        rm -f "$launch_dir/first" "$launch_dir/alive"
+        rmdir "$launch_dir" 2>/dev/null && break
+    done
+}
+
 launch_script=$$
 launch_pids=
 launch_dir=$(mktemp -d) || exit 125
@@ -64,7 +71,7 @@ exec 9<>"$launch_dir/alive"
     trap '' HUP INT TERM
     {
         exec 9>&-
-        read -r launch_word || { stop 137; rm -rf "$launch_dir"; }
+        read -r launch_word || { stop 137; clean; }
     } <"$launch_dir/alive" >/dev/null 2>&1 &
 )
 
@@ -74,7 +81,7 @@ done
 launch_status=0
 [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
 echo over >&9
-rm -rf "$launch_dir"
+clean
 exit "${launch_status:-1}"
 """
 

@@ -33,7 +33,7 @@ def script(flags: str, code: str) -> str:
 def path(tmp_path: Path) -> str:
     """A PATH with python3 and the few programs that every system has, none of which binds."""
     (tmp_path / "python3").symlink_to(sys.executable)
-    for name in ("env", "mktemp", "mkfifo", "rm"):
+    for name in ("env", "mktemp", "mkfifo", "rm", "rmdir"):
         program = shutil.which(name)
         assert program is not None
         (tmp_path / name).symlink_to(program)
@@ -102,6 +102,22 @@ def ready(text: str, path: str) -> "subprocess.Popen[str]":
 
 
 WAITING = "import signal; print('ready', flush=True); signal.pause()"
+
+
+def test_a_folder_that_others_put_in_place_of_the_scripts_own_keeps_what_is_in_it(path: str, tmp_path: Path) -> None:
+    """As they can where a group may write to TMPDIR."""
+    temporary = tmp_path / "tmp"
+    (temporary / "results/deep").mkdir(parents=True)
+    (temporary / "results/deep/keep").touch()
+    code = f"""
+import os
+os.chdir({str(temporary)!r})
+[folder] = (name for name in os.listdir() if name != "results")
+os.rename(folder, "away")
+os.rename("results", folder)
+"""
+    run(script("--nproc-per-node 1", code), path, TMPDIR=str(temporary))
+    assert list(temporary.glob("*/deep/keep"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
