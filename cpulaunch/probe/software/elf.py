@@ -1,4 +1,4 @@
-"""ELF files, a few bytes of them: what machine they are for, and whether they export a name.
+"""ELF files, a few bytes of them: what machine they are for, what they export, and where they look for others.
 
 Source: System V ABI (gABI) chapters 4 and 5; GNU hash sections as glibc reads them.
 """
@@ -10,9 +10,12 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
 
     from cpulaunch.system.root import Root
+
+    Found = TypeVar("Found")
 
 MACHINES = {
     "x86_64": (2, 62),
@@ -29,7 +32,7 @@ MACHINES = {
 """(ELF class, e_machine) by `uname -m`."""
 
 PT_LOAD, PT_DYNAMIC = 1, 2
-DT_STRTAB, DT_SYMTAB, DT_GNU_HASH = 5, 6, 0x6FFFFEF5
+DT_STRTAB, DT_SYMTAB, DT_RPATH, DT_RUNPATH, DT_GNU_HASH = 5, 6, 15, 29, 0x6FFFFEF5
 SYMBOL_BYTES = 24
 CHAIN_WORDS = 64
 TABLE_BYTES = 1 << 16
@@ -49,24 +52,51 @@ def exports(root: Root, name: str, symbol: str) -> bool:
 
     Reads a few pages, however large the library is.
     """
+    return _read(root, name, lambda file: _exports(file, symbol.encode()), default=False)
+
+
+def run_path(root: Root, name: str) -> tuple[str, ...]:
+    """Where the loader looks for what a library needs: the entries of DT_RPATH and DT_RUNPATH, as they are written.
+
+    Empty for what is no 64-bit little-endian shared library.
+    """
+    return _read(root, name, _run_path, default=())
+
+
+def _read(root: Root, name: str, look: Callable[[int], Found], *, default: Found) -> Found:
+    """What is found in the opened file; the default if it cannot be read."""
     try:
         descriptor = root.open(name)
     except (OSError, ValueError):
-        return False
+        return default
     try:
-        return _exports(descriptor, symbol.encode())
+        return look(descriptor)
     except (struct.error, LookupError, ArithmeticError, ValueError, OSError):
-        return False
+        return default
     finally:
         os.close(descriptor)
 
 
-def _exports(file: int, symbol: bytes) -> bool:
+def _run_path(file: int) -> tuple[str, ...]:
+    segments, table = _tables(file)
+    if not (tags := [tag for tag in (DT_RPATH, DT_RUNPATH) if tag in table]):
+        return ()
+    strings_at = _offset(segments, table[DT_STRTAB])
+    texts = [os.pread(file, TABLE_BYTES, strings_at + table[tag]).partition(b"\0")[0] for tag in tags]
+    return tuple(entry for text in texts if text for entry in os.fsdecode(text).split(":"))
+
+
+def _tables(file: int) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
+    """The segments and the dynamic table. Raises: ValueError for another kind of file."""
     header = os.pread(file, 64, 0)
     if header[:6] != b"\x7fELF\x02\x01":
-        return False
+        raise ValueError(header)
     segments = list(_segments(file, header))
-    table = _dynamic(file, segments)
+    return segments, _dynamic(file, segments)
+
+
+def _exports(file: int, symbol: bytes) -> bool:
+    segments, table = _tables(file)
     hash_at, symbols_at, strings_at = (_offset(segments, table[tag]) for tag in (DT_GNU_HASH, DT_SYMTAB, DT_STRTAB))
     return any(
         _defines(file, symbols_at + index * SYMBOL_BYTES, strings_at=strings_at, symbol=symbol)

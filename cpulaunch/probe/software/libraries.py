@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.probe.software.elf import fits
+from cpulaunch.probe.software.elf import fits, run_path
 from cpulaunch.probe.software.ldcache import read_ld_cache
 from cpulaunch.records.host import Library, LibraryKind
 from cpulaunch.records.record import record
@@ -68,9 +68,18 @@ def mkl_dispatch_library() -> tuple[Library, ...]:
 
 
 def _untrusted_part(path: str) -> str | None:
-    from cpulaunch.system.files.trust import untrusted_part  # Not needed where there is no such library.
+    """What others may change of a library, or of the folders where the loader looks for what it needs."""
+    from cpulaunch.system.files.trust import untrusted_folder, untrusted_part  # Not needed where there is no library.
 
-    return untrusted_part(path)
+    if (reason := untrusted_part(path)) is not None:
+        return reason
+    for entry in run_path(Root(), path):
+        folder = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", os.path.dirname(path))
+        if not folder.startswith("/") or "$" in folder:
+            return f"{entry or 'the current folder'} is in its RUNPATH"
+        if (reason := untrusted_folder(folder)) is not None:
+            return f"{reason} (in its RUNPATH)"
+    return None
 
 
 def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:

@@ -55,6 +55,16 @@ def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
         return f"{path} cannot be checked ({error})"
 
 
+def untrusted_folder(path: str) -> str | None:
+    """As `untrusted_part`, of a folder in which others must not make files either; it may be missing."""
+    if (reason := untrusted_part(path, may_be_missing=True)) is not None:
+        return reason
+    try:
+        return f"{path} may be written by others" if _is_shared(path, os.stat(path)) else None
+    except OSError:
+        return None
+
+
 def is_secure(path: str) -> bool:
     """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
     try:

@@ -1,6 +1,8 @@
 """Which libraries are found, in which order, and which are untrusted."""
 
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.ldcache import read_ld_cache
+from cpulaunch.probe.software.libraries import read_libraries
 from cpulaunch.records.host import Host
 from cpulaunch.system.files.trust import untrusted_part
 from tests.probe.libraries import elf_header, ld_cache, library
@@ -182,6 +185,38 @@ def test_groups_and_other_owners(private: Path) -> None:
     assert untrusted_part(str(file)) == f"{file} may be written by group 12345"
     os.chown(file, 12345, 12345)
     assert untrusted_part(str(file)) == f"{file} belongs to user 12345"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("/usr/lib:$ORIGIN", None),
+        ("$ORIGIN/none:${ORIGIN}/../none", None),
+        ("$ORIGIN/../shared", "{private}/shared may be written by everyone (in its RUNPATH)"),
+        ("/usr/lib:{private}/sticky", "{private}/sticky may be written by others (in its RUNPATH)"),
+        ("{private}/sticky/none", "{private}/sticky/none is missing (in its RUNPATH)"),
+        ("/usr/lib:", "the current folder is in its RUNPATH"),
+        ("lib", "lib is in its RUNPATH"),
+        ("/usr/$LIB", "/usr/$LIB is in its RUNPATH"),
+    ],
+)
+@pytest.mark.parametrize("tags", ["--enable-new-dtags", "--disable-new-dtags"])
+def test_a_library_that_looks_for_others_where_anyone_may_put_them_is_untrusted(
+    private: Path, entry: str, reason: str | None, tags: str
+) -> None:
+    if (compiler := shutil.which("cc")) is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
+        pytest.skip("no C compiler that makes 64-bit ELF files")
+    file = private / "lib/libjemalloc.so.2"
+    for name, mode in (("lib", 0o755), ("shared", 0o777), ("sticky", 0o1777)):
+        (private / name).mkdir()
+        (private / name).chmod(mode)
+    rpath = entry.format(private=private) if "{private}" in entry else entry
+    command = [compiler, "-shared", "-nostdlib", f"-Wl,{tags},-rpath,{rpath}", "-x", "c", os.devnull, "-o", str(file)]
+    subprocess.run(command, check=True)
+    environ = {"LD_LIBRARY_PATH": str(file.parent)}
+    libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ=environ)
+    [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
+    assert untrusted == (reason.format(private=private) if reason else None)
 
 
 def test_this_machines_libraries_are_real_files() -> None:
