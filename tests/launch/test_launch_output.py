@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from cpulaunch.launch.process.processes import children_of
+from cpulaunch.system.process_state import children_of
 from tests import json_output
 from tests.launch.launching import alive, eventually, python, shell
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cpulaunch.launch.process.processes import members_of
 from cpulaunch.system.process_snapshot import snapshot
+from cpulaunch.system.process_state import members_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ import select
 import signal
 import time
 
-from cpulaunch.launch.process.processes import ExitedChild, ended_child, has_ended_traced, is_child, traced_status
+from cpulaunch.launch.process.processes import ExitedChild, ended_child, is_child, traced_status
 from cpulaunch.system.libc import private_pipe, signal_descriptor
+from cpulaunch.system.process_state import all_threads_ended, has_ended_traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ PIPE_BYTES = 1 << 16
 
 HOLD_SECONDS = 0.3
 """How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
+
+CHECK_SECONDS = 5.0
+"""Between two looks whether the child that is waited for has ended, of which a traced thread is left."""
 
 
 class ChildWatch:
@@ -111,7 +115,8 @@ def wait_for_exit(pid: int) -> int | None:
     end.register(pidfd, select.POLLIN)
     try:
         while True:
-            end.poll()
+            while not (end.poll(1000 * CHECK_SECONDS) or all_threads_ended(pid)):
+                continue
             held_until = time.monotonic() + HOLD_SECONDS
             while ended_child(pid) is None and is_child(pid) and time.monotonic() < held_until:
                 # Only SIGCHLD tells that the tracer has let go, and the main thread needs that signal.
@@ -206,6 +211,15 @@ class ExitQueue:
         if self._epoll is not None:
             self._epoll.close()
 
+    def look(self) -> None:
+        """Effect: finds added children whose ends their descriptors do not show, as a thread of them is traced."""
+        for pidfd, pid in list(self._pid_of.items()):
+            if self._epoll is not None and all_threads_ended(pid) and ended_child(pid) is None:
+                self._hold(self._remove(self._epoll, pidfd))
+
+    def _hold(self, pid: int) -> None:
+        self._held[pid] = self._clock() + HOLD_SECONDS
+
     def first(self) -> ExitedChild | None:
         """The added child that ended first, else any other child that has ended; None if none has.
 
@@ -218,7 +232,7 @@ class ExitQueue:
             if child is not None:
                 return child
             if is_child(pid):
-                self._held[pid] = self._clock() + HOLD_SECONDS
+                self._hold(pid)
         if ended is not None:
             self._held.pop(ended.pid, None)
             return ended

@@ -10,17 +10,7 @@ import os
 import signal
 
 from cpulaunch.records.record import record
-from cpulaunch.system.files.reading import read_proc
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-PARENT, START = 1, 19
-"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5)."""
-
-MAX_DIGITS = 7
-"""Of a process id. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
+from cpulaunch.system.process_state import PARENT, START, process_ids, stat_fields
 
 
 @record(kw_only=False)
@@ -29,11 +19,6 @@ class Seen:
 
     parent: int
     start: int
-
-
-def process_ids(words: Iterable[str | bytes]) -> list[int]:
-    """Those of the words that can be process ids: a worker of root may have put anything in place of /proc."""
-    return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS and int(word)]
 
 
 def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = None) -> None:
@@ -96,9 +81,9 @@ def _processes() -> dict[int, Seen]:
 
 
 def _look_at(pid: int) -> Seen | None:
-    """What is known of the process; None if it is gone. Its name may hold any character, even ")"."""
+    """What is known of the process; None if it is gone."""
     try:
-        fields = read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        fields = stat_fields(f"/proc/{pid}")
         return Seen(int(fields[PARENT]), int(fields[START]))
     except (OSError, IndexError, ValueError):
         return None

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 
-from cpulaunch.launch.process.descendants import kill_descendants, process_ids
+from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
 from cpulaunch.system.libc import is_linux
+from cpulaunch.system.process_state import EXIT_CODE, PARENT, children_of, has_ended_traced, process_ids, stat_field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-PARENT, GROUP, EXIT_CODE = 1, 2, 49
-"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5): "pid (name) state ppid pgrp …"."""
 
 PAUSES, PAUSE_SECONDS = 50, 0.002
 """How long to wait for killed children before looking for others.
@@ -32,28 +29,6 @@ MAX_ROUNDS = 10
 
 DEFAULT_PID_MAX, PID_MAX_LIMIT = 1 << 15, 1 << 22
 """Source: Linux, include/linux/threads.h."""
-
-
-def children_of(parent: int) -> frozenset[int]:
-    """The pids of this parent's children, unreaped ones included; empty without /proc."""
-    return frozenset(pid for pid in _all_pids() if _stat_field(pid, PARENT) == parent)
-
-
-def members_of(groups: frozenset[int]) -> dict[int, list[int]]:
-    """The pids in each of these process groups, ascending; empty without /proc."""
-    members: dict[int, list[int]] = {group: [] for group in groups}
-    for pid in sorted(_all_pids()):
-        group = _stat_field(pid, GROUP)
-        if group in groups:
-            members[group].append(pid)
-    return members
-
-
-def _all_pids() -> list[int]:
-    try:
-        return process_ids(os.listdir("/proc"))
-    except OSError:
-        return []
 
 
 def own_children() -> frozenset[int]:
@@ -152,19 +127,6 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
     _remove_shared_memory(left)  # Others that were killed still used it.
 
 
-def has_ended_traced(pid: int) -> bool:
-    """Whether a child has ended that waitid(2) does not show; False without pidfds."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return False
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    ended = bool(poll.poll(0))
-    os.close(pidfd)
-    return ended
-
-
 def _remove_shared_memory(pids: Iterable[int]) -> frozenset[int]:
     return remove_shared_memory(pids, since=started_at(os.getpid()))
 
@@ -245,8 +207,8 @@ def traced_status(pid: int) -> int:
         os.readlink(f"/proc/{pid}/ns/user")  # Refused to who may not inspect it.
     except OSError:
         return -signal.SIGKILL
-    status = _stat_field(pid, EXIT_CODE)
-    if status is None or _stat_field(pid, PARENT) != os.getpid():  # /proc may be that of another pid namespace.
+    status = stat_field(pid, EXIT_CODE)
+    if status is None or stat_field(pid, PARENT) != os.getpid():  # /proc may be that of another pid namespace.
         return -signal.SIGKILL
     try:
         return os.waitstatus_to_exitcode(status)
@@ -269,14 +231,6 @@ def reap_measured(ended: ExitedChild) -> int | None:
         return None
     usage = os.wait4(ended.pid, 0)[2]
     return usage.ru_maxrss * (1024 if is_linux() else 1)
-
-
-def _stat_field(pid: int, field: int) -> int | None:
-    """One field after the process's name, which may hold any character, even ")"; None if the process is gone."""
-    try:
-        return int(read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()[field])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def signal_process(pid: int, number: int) -> bool:

@@ -8,8 +8,16 @@ import sys
 import termios
 import time
 
-from cpulaunch.launch.process.descendants import process_ids
 from cpulaunch.system.files.reading import read_proc
+from cpulaunch.system.process_state import (
+    EXIT_CODE,
+    GROUP,
+    STATE,
+    THREADS,
+    all_threads_ended,
+    process_ids,
+    stat_fields,
+)
 from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
@@ -28,9 +36,6 @@ REPORT_SECONDS = 60.0
 CHECK_SECONDS = 5.0
 """Between two looks at the supervisor's children, which take the guard less than half a millisecond for two."""
 
-STATE, GROUP, THREADS, EXIT_CODE = 0, 2, 17, 49
-"""Indexes of the fields after the name in /proc/PID/stat. Source: proc(5)."""
-
 
 class FailureWatch:
     """Notices a worker that has failed while the supervisor does not, and so does not end the launch.
@@ -46,13 +51,19 @@ class FailureWatch:
         self._proc = proc
         self._most = 2 + int((grace_seconds + ANSWER_SECONDS) / CHECK_SECONDS)
         self._looks: dict[int, int] = {}
+        self.sees_hidden_end = False
+        """Whether a child of the supervisor had ended, at the last look, of which nothing tells the supervisor."""
 
-    def failure(self) -> int | None:
+    def failure(self, *, answers: bool = True) -> int | None:
         """The exit code, or minus the signal, of a worker that was unreaped at too many looks; None if there is none.
 
-        Effect: looks.
+        `answers`: whether the supervisor reads what tells it to look for hidden ends. Effect: looks.
         """
-        failures = {pid: code for pid in self._children_of_supervisor() if (code := self._failure_of(pid))}
+        children = self._children_of_supervisor()
+        hidden = frozenset(filter(self._is_hidden, children))
+        self.sees_hidden_end = bool(hidden)
+        seen = [pid for pid in children if not (answers and pid in hidden)]
+        failures = {pid: code for pid in seen if (code := self._failure_of(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in failures}
         return next((failures[pid] for pid, looks in self._looks.items() if looks > self._most), None)
 
@@ -71,14 +82,24 @@ class FailureWatch:
     def _children_of(self, pid: int) -> list[int]:
         return process_ids(read_proc(f"{self._proc}/{pid}/task/{pid}/children").split())
 
+    def _is_hidden(self, pid: int) -> bool:
+        """Whether the process has ended, and is not the supervisor's to reap before a thread of it is its tracer's."""
+        try:
+            threads = int(stat_fields(f"{self._proc}/{pid}")[THREADS])
+        except (OSError, IndexError, ValueError):
+            return False
+        return threads > 1 and all_threads_ended(pid, proc=self._proc)
+
     def _failure_of(self, pid: int) -> int | None:
         """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.
 
-        One that a process traces is not the supervisor's to reap; of one that still has threads, only the first ended.
+        One that a process traces is not the supervisor's to reap.
         """
         try:
-            fields = read_proc(f"{self._proc}/{pid}/stat").rpartition(b")")[2].split()
-            if fields[STATE] != b"Z" or int(fields[GROUP]) != pid or int(fields[THREADS]) > 1:
+            fields = stat_fields(f"{self._proc}/{pid}")
+            if fields[STATE] != b"Z" or int(fields[GROUP]) != pid:
+                return None
+            if int(fields[THREADS]) > 1 and not self._is_hidden(pid):
                 return None
             if b"\nTracerPid:\t0\n" not in read_proc(f"{self._proc}/{pid}/status"):
                 return None
@@ -178,7 +199,9 @@ class Watchdog:
         if self._failures is None or self.complaint is not None or _now() < self._next_look:
             return False
         self._next_look = _now() + CHECK_SECONDS
-        code = self._failures.failure()
+        code = self._failures.failure(answers=self._unread_bytes() == 0)
+        if self._failures.sees_hidden_end:
+            self._written += self._write(QUESTION)  # The supervisor looks for such ends whenever it reads.
         if code is None:
             return False
         self.exit_code = code if code > 0 else 128 - code
@@ -231,11 +254,14 @@ class Watchdog:
         return max(0.0, self._deadline - _now())
 
     def _answered(self) -> bool:
-        """Whether the supervisor has read as many bytes as it has to. Source: ioctl_pipe(2) and unix(7), FIONREAD."""
+        """Whether the supervisor has read as many bytes as it has to."""
         if self._awaited is None:
             return False
-        unread = fcntl.ioctl(self._unread, termios.FIONREAD, bytes(4))
-        return self._written - int.from_bytes(unread, sys.byteorder) >= self._awaited
+        return self._written - self._unread_bytes() >= self._awaited
+
+    def _unread_bytes(self) -> int:
+        """How many bytes the supervisor has not read. Source: ioctl_pipe(2) and unix(7), FIONREAD."""
+        return int.from_bytes(fcntl.ioctl(self._unread, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _now() -> float:

@@ -20,7 +20,6 @@ from cpulaunch.launch.process.processes import (
     continue_stopped,
     endable_children,
     group_exists,
-    has_ended_traced,
     kill_children,
     reap,
     reap_measured,
@@ -48,6 +47,7 @@ from cpulaunch.records.host import count_text
 from cpulaunch.records.record import record
 from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.libc import stop_writing
+from cpulaunch.system.process_state import has_ended_traced
 from cpulaunch.system.signals import ENDING, SIGKILL, merged
 
 TYPE_CHECKING = False
@@ -118,10 +118,8 @@ class Supervisor:
         self.pids: dict[int, int] = {}
         self.statuses: dict[int, int] = {}
         """By worker: its exit code, or minus the signal that killed it."""
-        self.ended_at: dict[int, float] = {}
-        """By worker, in the order of their ends: Unix time in seconds."""
-        self.started_at = wall_clock()
-        """Unix time in seconds."""
+        self.started_at, self.ended_at = wall_clock(), dict[int, float]()
+        """Unix time in seconds; of the ends: by worker, in their order."""
         self._left_memory: set[int] = set()
         """The pids of killed workers whose shared memory others still used."""
         self._worker_of: dict[int, int] = {}
@@ -226,6 +224,7 @@ class Supervisor:
             self._say_what_is_left()
         if _is_due(self.state.next_deadline, self._clock()):
             self._handle(TimePassed())
+            self._exits.look()
             self._check_groups()
 
     def _confirm_executed(self, fd: int, *, ended: bool = False) -> None:
@@ -284,6 +283,7 @@ class Supervisor:
             if number == signal.SIGUSR1:
                 reopen_logs(self._routing)
             self._handle(SignalArrived(number))
+        self._exits.look()
         self._check_groups()
 
     def _move_output(self, fd: int) -> None:

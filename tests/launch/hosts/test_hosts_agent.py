@@ -6,7 +6,7 @@ import signal
 import pytest
 from two_hosts import HERE, Local, eventually
 
-from cpulaunch.launch.process.processes import children_of
+from cpulaunch.system.process_state import children_of
 from tests.launch.ranks.jobs import free_port, knows_torchrun
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -6,6 +6,7 @@ And a stranger's process, which the launch must leave alone although the kernel 
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -242,3 +243,73 @@ def test_the_daemon_of_an_earlier_background_job_is_left_alone(launcher, prefix,
         assert alive(stranger)
     finally:
         os.kill(stranger, signal.SIGKILL)
+
+
+THREAD_TRACED_BY_DAEMON = """
+    import threading
+    thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+    thread.start()
+    if os.fork() == 0:
+        os.setsid()
+        assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) == 0
+        say("tracer")
+        time.sleep(600)
+    while not os.path.exists("tracer"):
+        time.sleep(0.01)
+    os._exit(3)
+"""
+
+
+def test_the_end_of_a_worker_is_seen_while_a_daemon_traces_a_thread_of_it(launcher, tracing):
+    """Neither SIGCHLD, waitid(2) nor a pidfd shows it."""
+    process = launcher.start(python(SAYING + THREAD_TRACED_BY_DAEMON), SLEEPER, grace_seconds=GRACE, log_dir="logs")
+    assert process.wait(GRACE + SLACK_SECONDS) == 3
+    assert not alive(launcher.pid("tracer"))
+
+
+def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_thread(launcher, tracing):
+    code = """
+    import threading
+    thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+    thread.start()
+    with open("thread", "w") as file:
+        file.write(str(thread.native_id))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    say("ready")
+    time.sleep(600)
+    """
+    process = launcher.start(python(SAYING + code), grace_seconds=GRACE, log_dir="logs")
+    launcher.pid("ready")
+    with subprocess.Popen(python(TRACER, (launcher.dir / "thread").read_text()), stdout=subprocess.PIPE) as tracer:
+        try:
+            assert tracer.stdout.readline() == b"traces\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(GRACE + SLACK_SECONDS) == 128 + signal.SIGTERM
+            assert tracer.poll() is None
+        finally:
+            tracer.kill()
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "sh", "-c", "sleep 600 & wait")
+
+
+def test_a_signal_ends_a_launch_in_whose_pid_namespace_a_stopped_debugger_holds_a_process(
+    launcher, tracing, namespaces
+):
+    """The first process of the namespace waits in its exit for the one that is held."""
+    process = launcher.start(list(NAMESPACE), grace_seconds=GRACE, log_dir="logs")
+    member = eventually(lambda: sleeping_below(process.pid), "the member of the namespace")
+    with subprocess.Popen(python(TRACER, str(member)), stdout=subprocess.PIPE) as tracer:
+        try:
+            assert tracer.stdout.readline() == b"traces\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(GRACE + SLACK_SECONDS) == 128 + signal.SIGTERM
+        finally:
+            tracer.kill()
+
+
+def sleeping_below(pid):
+    """The pid of the only descendant that runs `sleep`; None if there is none yet."""
+    while children := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = children[0]
+    return int(pid) if Path(f"/proc/{pid}/comm").read_text() == "sleep\n" else None

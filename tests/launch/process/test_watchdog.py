@@ -246,6 +246,18 @@ def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
         assert watch.failure() is None
 
 
+def test_an_end_that_a_traced_thread_hides_is_missed_while_the_supervisor_reads_nothing(proc):
+    folder, worker = proc
+    worker(threads=2)
+    for thread in (WORKER, WORKER + 1):
+        (folder / f"{WORKER}/task/{thread}").mkdir(parents=True)
+        (folder / f"{WORKER}/task/{thread}/stat").write_text(f"{thread} (x) Z 1")
+    watch = FailureWatch(INNER, guards=1, grace_seconds=1.0, proc=str(folder))
+    assert [watch.failure() for _ in range(4)] == [None] * 4
+    assert watch.sees_hidden_end
+    assert [watch.failure(answers=False) for _ in range(3)] == [None, None, 3]
+
+
 @pytest.mark.parametrize("missing", ["self", f"{INNER}/task/{INNER}/children", f"{WORKER}/stat"])
 def test_without_proc_no_failure_is_seen(proc, missing):
     folder, worker = proc

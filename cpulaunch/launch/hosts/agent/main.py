@@ -141,7 +141,8 @@ def _quiet_torch_loggers() -> None:
 
 def _forward_to_ranks(number: int, frame: FrameType | None) -> None:
     """Effect: the ranks, each of which torch starts in a process group of its own, get the signal."""
-    from cpulaunch.launch.process.processes import children_of, signal_group
+    from cpulaunch.launch.process.processes import signal_group
+    from cpulaunch.system.process_state import children_of
 
     for pid in children_of(os.getpid()):
         signal_group(pid, number)
