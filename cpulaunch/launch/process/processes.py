@@ -264,23 +264,31 @@ def signal_child(pid: int, number: int) -> None:
         signal_process(pid, number)
 
 
-def signal_worker(pid: int, number: int, *, reaped: bool, adopts: bool) -> None:
+def signal_worker(pid: int, number: int, *, adopts: bool) -> None:
     """Effect: sends this signal to a worker and the members of the group that it started in.
 
-    The worker itself may have left the group. Once it is `reaped`, its pid may name another group: where this process
-    `adopts` orphans, a group without a child of this process gets no signal.
+    The worker itself may have left the group. Once it is reaped, its pid may name another group: where this process
+    `adopts` orphans, only its own children in the group then get the signal. Those below them had it when the worker
+    ended, and become children in their turn.
     """
-    if not reaped and _has_left_group(pid):
-        signal_process(pid, number)
-    if not reaped or not adopts or _has_living_members(pid):
+    if is_child(pid):
+        if _group_of(pid) != pid:
+            signal_process(pid, number)
+        signal_group(pid, number)
+    elif adopts:
+        for child in own_children():
+            if _group_of(child) == pid:
+                signal_process(child, number)
+    else:
         signal_group(pid, number)
 
 
-def _has_left_group(pid: int) -> bool:
+def _group_of(pid: int) -> int | None:
+    """The number of the process's group; None if the process is gone."""
     try:
-        return os.getpgid(pid) != pid
+        return os.getpgid(pid)
     except ProcessLookupError:
-        return False
+        return None
 
 
 def _has_living_members(group: int) -> bool:

@@ -314,8 +314,7 @@ class Supervisor:
             self._cgroup.kill_others()
 
     def _signal_worker(self, worker: int, number: int) -> None:
-        ended = worker in self.statuses
-        signal_worker(self.pids[worker], number, reaped=ended, adopts=self._adopts_orphans)
+        signal_worker(self.pids[worker], number, adopts=self._adopts_orphans)
 
     def _gets(self, worker: int, number: int) -> bool:
         """Whether to send the signal: SIGUSR1, which opens logs again, would end a program that does not expect it."""
