@@ -16,7 +16,7 @@ from cpulaunch.launch.process.bind import UNBOUND
 from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import kill_children, own_children, signal_child
+from cpulaunch.launch.process.processes import kill_children, own_children, signal_child, signal_group
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -100,10 +100,10 @@ def run_child(
     try:
         in_time = child.wait(limit_seconds, enough=enough)
         if not in_time:
-            signal_group(child.pid, signal.SIGTERM)
+            child.signal(signal.SIGTERM)
             child.wait(GRACE_SECONDS)
     except KeyboardInterrupt:
-        signal_group(child.pid, signal.SIGTERM)  # A launch removes its files.
+        child.signal(signal.SIGTERM)  # A launch removes its files.
         child.wait(GRACE_SECONDS, heedless=True)
         raise
     finally:
@@ -182,6 +182,11 @@ class _Child:
         self.seconds = time.monotonic() - self._started
         os.close(self._end_told)
 
+    def signal(self, number: int) -> None:
+        """Effect: the command's group gets the signal, unless the command was reaped, and its number is another's."""
+        if hasattr(os, "waitid") or self._waiter.is_alive():
+            signal_group(self.pid, number)
+
     def wait(self, seconds: float, *, heedless: bool = False, enough: Callable[[], bool] | None = None) -> bool:
         """Whether the command ends by itself within this time, pauses not included, and before it is `enough`.
 
@@ -225,12 +230,12 @@ class _Child:
         if not _is_stopping(_arrived(control)):
             return 0.0
         begun = time.monotonic()
-        signal_group(self.pid, SIGTSTP)
+        self.signal(SIGTSTP)
         try:
             while not _is_continuing(_arrived(control)):
                 continue
         finally:
-            signal_group(self.pid, SIGCONT)  # A stopped process would not notice the signal that ends it.
+            self.signal(SIGCONT)  # A stopped process would not notice the signal that ends it.
         paused = time.monotonic() - begun
         self.paused_seconds += paused
         return paused
@@ -258,6 +263,8 @@ class _Child:
         All that the command started has ended. A process from outside that has its output open may go on writing.
         """
         self._waiter.join()
+        with suppress(ChildProcessError):  # A setuid program is still unreaped, as it could not be killed.
+            os.waitpid(self.pid, os.WNOHANG)
         os.close(self._ended)
         if self._starting is not None:
             os.close(self._starting)
@@ -288,11 +295,3 @@ def _is_stopping(numbers: bytes) -> bool:
 
 def _is_continuing(numbers: bytes) -> bool:
     return numbers.rfind(SIGCONT) > numbers.rfind(SIGTSTP)
-
-
-def signal_group(group: int, number: int) -> None:
-    """Effect: signals every process of this group, if there is one."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -10,10 +11,11 @@ from functools import partial
 
 import pytest
 
+from cpulaunch.launch.process.processes import is_child
 from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.libc import is_linux
-from tests.launch.launching import python
+from tests.launch.launching import alive, eventually, python
 
 pytestmark = pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
 
@@ -121,6 +123,28 @@ def pipes_of_this_process():
     """Those of others, such as pytest's own, are to stay as they are."""
     paths = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     return [os.readlink(path) for path in paths if os.path.lexists(path)]
+
+
+def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
+    """It may end while it is paused."""
+    control, arrivals = os.pipe()
+    signalled = []
+
+    def signal_group(pid, number):
+        signalled.append((number, is_child(pid)))
+        if number == signal.SIGTSTP:
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda: not alive(pid), "the end of the command")
+            time.sleep(0.5)  # For the thread that waits for the end.
+            os.write(arrivals, bytes([signal.SIGCONT]))
+
+    monkeypatch.setattr("cpulaunch.measure.child_process.signal_group", signal_group)
+    os.write(arrivals, bytes([signal.SIGTSTP]))
+    found = run_child(["sleep", "60"], ChildSetup(environ=dict(os.environ), control=control), limit_seconds=60)
+    os.close(control)
+    os.close(arrivals)
+    assert signalled == [(signal.SIGTSTP, True), (signal.SIGCONT, True)]
+    assert found.exit_code == -signal.SIGKILL
 
 
 IGNORES_SIGTERM = """

@@ -106,7 +106,8 @@ def _child_descriptor(child: int) -> int | None:
 def wait_for_exit(pid: int) -> int | None:
     """The exit code of a child, or minus the signal that killed it, once it has ended, traced or not.
 
-    None if another thread has reaped it. Effect: reaps it, unless a tracer does not let go of it.
+    None if another thread has reaped it. Leaves it unreaped, so that its pid still names it alone; effect: reaps it
+    where the system has no waitid(2).
     """
     pidfd = _child_descriptor(pid)
     if pidfd is None:
@@ -131,9 +132,13 @@ def wait_for_exit(pid: int) -> int | None:
 
 def _waited_status(pid: int) -> int | None:
     try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if not hasattr(os, "waitid"):
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
         return None
+    ended = ended_child(pid)
+    return None if ended is None else ended.status
 
 
 def child_wakeup_pipe() -> tuple[int, int]:
