@@ -117,8 +117,8 @@ def _launch_supervised(
         # Imported after the fork, while the kernel moves the supervisor to its cgroup. A pipe that the guards held open
         # too would not close with the supervisor's end.
         from cpulaunch.launch.output.routing import open_output_routing
+        from cpulaunch.launch.supervision.options import SupervisorOptions
         from cpulaunch.launch.supervision.supervise import supervise
-        from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
         routing = open_output_routing(plan)
         options = SupervisorOptions(

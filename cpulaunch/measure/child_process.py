@@ -260,9 +260,10 @@ class _Child:
     def close(self) -> None:
         """Effect: passes on what is left of the output.
 
-        All that the command started has ended. A process from outside that has its output open may go on writing.
+        All that the command started has ended, but what runs as another user (a setuid program), which is not waited
+        for. A process from outside that has its output open may go on writing.
         """
-        self._waiter.join()
+        self._waiter.join(REMAINS_SECONDS)
         with suppress(ChildProcessError):  # A setuid program is still unreaped, as it could not be killed.
             os.waitpid(self.pid, os.WNOHANG)
         os.close(self._ended)

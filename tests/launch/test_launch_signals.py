@@ -398,7 +398,8 @@ def test_no_process_is_left_after_an_error_in_the_supervisor(launcher):
         from cpulaunch.launch.process.guard import fork_supervisor
         from cpulaunch.launch.output.routing import open_output_routing
         from cpulaunch.launch.process.exec_spec import ExecSpec
-        from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
+        from cpulaunch.launch.supervision.options import SupervisorOptions
+        from cpulaunch.launch.supervision.supervisor import Supervisor
         from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
 
         worker = WorkerPlan(index=0, cpus=frozenset(), numa_nodes=frozenset(), mempolicy="none", threads=1, env=(),

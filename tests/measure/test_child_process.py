@@ -16,6 +16,7 @@ from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.libc import is_linux
 from tests.launch.launching import alive, eventually, python
+from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
 
@@ -145,6 +146,29 @@ def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
     os.close(arrivals)
     assert signalled == [(signal.SIGTSTP, True), (signal.SIGCONT, True)]
     assert found.exit_code == -signal.SIGKILL
+
+
+OF_ANOTHER_USER = f"""
+    import os
+    from cpulaunch.measure import child_process
+    child_process.GRACE_SECONDS = child_process.REMAINS_SECONDS = 0.1
+    def become_other_user():
+        os.setresuid({UID}, {UID}, {UID})
+        return True
+    setup = child_process.ChildSetup(environ=dict(os.environ))
+    command = ["sh", "-c", "echo $$; exec sleep 600 >&- 2>&-"]
+    found = child_process.run_child(command, setup, limit_seconds=60, enough=become_other_user)
+    print(found.exit_code, found.stdout_tail.decode())
+"""
+
+
+@needs_root
+def test_a_command_that_may_not_be_signalled_is_left():
+    """As a setuid program: here it is not the command but what measures it that becomes another user."""
+    done = subprocess.run(python(OF_ANOTHER_USER), capture_output=True, text=True, timeout=30, check=True)
+    code, pid = done.stdout.split()
+    os.kill(int(pid), signal.SIGKILL)
+    assert code == "None"
 
 
 IGNORES_SIGTERM = """

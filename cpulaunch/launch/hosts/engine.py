@@ -196,8 +196,8 @@ def _supervised(
             asks=True,
         )
         from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
+        from cpulaunch.launch.supervision.options import SupervisorOptions
         from cpulaunch.launch.supervision.supervise import supervise
-        from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 
         stdin = worker_stdin(len(run.specs))
         output = _prepare_files(run, stdin=stdin)

@@ -242,6 +242,15 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
+def is_refused(pid: int) -> bool:
+    """Whether a child may not be signalled, as it runs as another user: a setuid program."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
+
+
 def continue_parent(pid: int) -> None:
     """Effect: the process goes on, if it is this one's parent still, as its pid may be another's by now."""
     if os.getppid() == pid:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cpulaunch.launch.monitor.watch import Watch
-    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+    from cpulaunch.launch.supervision.options import SupervisorOptions
 
 
 @record
@@ -156,7 +156,7 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
 def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     """How the ranks ended in the last attempt: they are restarted after a failure, and after a loss of their port."""
     # After the fork: while the kernel moves this process to its cgroup.
-    from cpulaunch.launch.supervision.supervisor import SupervisorOptions
+    from cpulaunch.launch.supervision.options import SupervisorOptions
 
     attempts = Attempts(max_restarts=run.job.max_restarts)
     options = SupervisorOptions(

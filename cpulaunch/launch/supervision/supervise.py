@@ -10,7 +10,7 @@ from cpulaunch.launch.output.routing import OutputRouting, close_output_routing
 from cpulaunch.launch.output.sink import SinkError
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
-from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
+from cpulaunch.launch.supervision.supervisor import Supervisor
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.signals import SIGINT
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cpulaunch.launch.monitor.watch import Watch
+    from cpulaunch.launch.supervision.options import SupervisorOptions
     from cpulaunch.launch.supervision.state_machine import SupervisionState
     from cpulaunch.records.errors import CpulaunchError
 

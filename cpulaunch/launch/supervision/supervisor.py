@@ -20,13 +20,14 @@ from cpulaunch.launch.process.processes import (
     continue_stopped,
     endable_children,
     group_exists,
+    is_refused,
     kill_children,
     reap,
     reap_measured,
     signal_child,
     signal_worker,
 )
-from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
+from cpulaunch.launch.process.spawn import check_executed, spawn
 from cpulaunch.launch.supervision.state_machine import (
     Event,
     GroupGone,
@@ -44,11 +45,10 @@ from cpulaunch.launch.supervision.state_machine import (
 )
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
-from cpulaunch.records.record import record
 from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.process_state import has_ended_traced
-from cpulaunch.system.signals import ENDING, SIGKILL, merged
+from cpulaunch.system.signals import SIGKILL, merged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,9 +56,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TypeAlias
 
-    from cpulaunch.launch.monitor.watch import Watch
-    from cpulaunch.launch.process.bind import Notify
-    from cpulaunch.system.control_group import LaunchCgroup
+    from cpulaunch.launch.supervision.options import SupervisorOptions
 
 MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 """The timeout of poll(2) is an int."""
@@ -70,34 +68,6 @@ MAX_REAPED, MAX_SHARED = 256, 1000
 """Ended children, and files in /dev/shm, that are handled before other events: a worker may make thousands."""
 
 Clock: TypeAlias = "Callable[[], float]"
-
-
-@record
-class SupervisorOptions:
-    """How the workers are supervised. `control`: the pipe from the guard; `memory_events`: the cgroup's file, if any.
-
-    `cgroup` holds this process and what it starts; it `adopts_orphans` where the kernel lets it.
-    `ending_signals` end the launch; other signals are forwarded to the workers. `of_launchers`: the workers are
-    launchers themselves, which see no failure while a process that they started stops them.
-    """
-
-    inherited: Inherited
-    grace_seconds: float
-    control: int
-    memory_events: str | None = None
-    watch: Watch | None = None
-    ending_signals: frozenset[int] = ENDING
-    cgroup: LaunchCgroup | None = None
-    adopts_orphans: bool = False
-    of_launchers: bool = False
-    notify: Notify | None = None
-    """Says after Ctrl-C what the launch waits for."""
-    on_started: Callable[[], None] | None = None
-    """Called when all workers execute their programs: imports what the launch needs at its end.
-
-    Not before, because the workers would start later; nor at the end, because the package may be gone by then.
-    """
-
 
 INTERRUPT_NOTICE_SECONDS = 1.0
 """Most programs end sooner after Ctrl-C, and then nothing has to be said."""
@@ -310,8 +280,24 @@ class Supervisor:
                     signal_child(pid, action.number)
             else:
                 kill_descendants()
+                if was_killing:  # Else the kernel may end them with the cgroup.
+                    self._leave_refused()
         if self._cgroup is not None and self.state.killing and not was_killing:
             self._cgroup.kill_others()
+
+    def _leave_refused(self) -> None:
+        """Effect: a worker that may not be signalled, as it runs as another user, counts as killed and is left."""
+        for index in self.state.groups - self.statuses.keys():
+            if is_refused(self.pids[index]):
+                self._record_end(index, -SIGKILL)
+                if self._watch is not None:
+                    self._watch.worker_ended(index, None)
+                if self._notify is not None:
+                    pid = self.pids[index]
+                    self._notify(f"worker {index} runs as another user and could not be ended: process {pid} is left")
+
+    def _record_end(self, worker: int, status: int) -> None:
+        self.statuses[worker], self.ended_at[worker] = status, self._wall_clock()
 
     def _signal_worker(self, worker: int, number: int) -> None:
         signal_worker(self.pids[worker], number, adopts=self._adopts_orphans)
@@ -338,8 +324,7 @@ class Supervisor:
             if index is not None:
                 if (fd := self._starting_descriptor(index)) is not None:
                     self._confirm_executed(fd, ended=True)
-                self.statuses[index] = ended.status
-                self.ended_at[index] = self._wall_clock()
+                self._record_end(index, ended.status)
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 self._handle(WorkerEnded(index, failed=ended.status != 0))
             if ended.status < 0:

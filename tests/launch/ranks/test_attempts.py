@@ -13,8 +13,8 @@ from jobs import free_port, text_of
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks import engine
 from cpulaunch.launch.ranks.engine import end_requested
+from cpulaunch.launch.supervision.options import SupervisorOptions
 from cpulaunch.launch.supervision.result import LaunchResult
-from cpulaunch.launch.supervision.supervisor import SupervisorOptions
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.system.signals import ENDING
 

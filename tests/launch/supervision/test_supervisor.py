@@ -1,11 +1,13 @@
 """The supervisor handles signals in time, however long it takes to search the output for a metric."""
 
 import os
+import signal
 import subprocess
 
 import pytest
 
 from tests.launch.launching import python
+from tests.strangers import UID, needs_root
 
 COMMON = """
     import os, sys, time
@@ -16,7 +18,8 @@ COMMON = """
     from cpulaunch.launch.process.descriptors import StdioFds
     from cpulaunch.launch.process.exec_spec import ExecSpec
     from cpulaunch.launch.process.spawn import Inherited
-    from cpulaunch.launch.supervision.supervisor import Supervisor, SupervisorOptions
+    from cpulaunch.launch.supervision.options import SupervisorOptions
+    from cpulaunch.launch.supervision.supervisor import Supervisor
     from cpulaunch.system.libc import private_pipe
 
     control, guard = private_pipe()
@@ -111,6 +114,27 @@ CHILDREN = """
         supervisor.run()
     print(supervisor.statuses)
 """
+OF_ANOTHER_USER = """
+        os.write(guard, bytes([SIGTERM]))
+        supervisor._notify = print
+        os.setresuid(UID, UID, UID)
+        supervisor.state = replace(supervisor.state, grace_seconds=0.1)
+        supervisor.run()
+    print(supervisor.statuses, *supervisor.pids.values())
+"""
+
+
+@needs_root
+def test_a_worker_that_may_not_be_signalled_is_left():
+    """As a setuid program: here it is not the worker but the supervisor that becomes another user."""
+    code = OF_ANOTHER_USER.replace("UID", str(UID))
+    start = f"{COMMON}    from cpulaunch.records.record import replace\n{WITHOUT_OUTPUT}{code}"
+    command = python(start, "exec sleep 600 >&- 2>&-")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    *_, pid = done.stdout.split()
+    os.kill(int(pid), signal.SIGKILL)
+    said = f"worker 0 runs as another user and could not be ended: process {pid} is left"
+    assert done.stdout.splitlines() == [said, f"{{0: -9}} {pid}"]
 
 
 def test_a_number_that_is_no_signal_is_ignored():
