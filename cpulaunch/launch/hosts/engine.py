@@ -194,6 +194,7 @@ def _supervised(
             directory=run.directory,
             logs=run.logs,
             asks=True,
+            of_launchers=True,
         )
         from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
         from cpulaunch.launch.supervision.options import SupervisorOptions

@@ -86,6 +86,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     directory: str | None = None,
     logs: str | None = None,
     asks: bool = False,
+    of_launchers: bool = False,
 ) -> GuardLink:
     """The supervisor's link to its guards; only the supervisor, a grandchild, returns.
 
@@ -94,7 +95,8 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     it is empty, as the others may be killed or out of descriptors. A supervisor that reads none of the `ending`
     signals within the grace period is killed, with everything. If the guard `asks`, so is one that stops reading later
     although it has not stopped writing to its end of the pipe, which says that all workers have ended; and one that
-    reaps no worker that failed. What measures reaps what it has adopted only at its end, and is not asked.
+    reaps no worker that failed, or whose workers are launchers (`of_launchers`) of which one does not. What measures
+    reaps what it has adopted only at its end, and is not asked.
     Raises: LaunchError if the limit on open files or on processes is too low.
     """
     open_standard_descriptors()
@@ -111,9 +113,14 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     if child:
         guards = 2 if earlier_children else 1
         watched = asks and is_linux()
-        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds) if watched else None
+        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds, of_launchers=of_launchers)
         watchdog = Watchdog(
-            write, unread=read, ending=ending, grace_seconds=grace_seconds, asks=asks, failures=failures
+            write,
+            unread=read,
+            ending=ending,
+            grace_seconds=grace_seconds,
+            asks=asks,
+            failures=failures if watched else None,
         )
         stop = signals & {signal.SIGTSTP} - ending
         urgent = (ending & signals, frozenset({signal.SIGCHLD}))

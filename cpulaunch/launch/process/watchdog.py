@@ -44,10 +44,16 @@ class FailureWatch:
     is counted is looks, not seconds: on a machine that was suspended, the supervisor may not have run either.
     """
 
-    def __init__(self, child: int, *, guards: int, grace_seconds: float, proc: str = "/proc") -> None:
-        """`child`: the first of so many guards, each the parent of the next one; the last is the supervisor's."""
+    def __init__(
+        self, child: int, *, guards: int, grace_seconds: float, of_launchers: bool = False, proc: str = "/proc"
+    ) -> None:
+        """`child`: the first of so many guards, each the parent of the next one; the last is the supervisor's.
+
+        `of_launchers`: the supervisor's children are launchers, whose children are workers too.
+        """
         self._child = child
         self._guards = guards
+        self._of_launchers = of_launchers
         self._proc = proc
         self._most = 2 + int((grace_seconds + ANSWER_SECONDS) / CHECK_SECONDS)
         self._looks: dict[int, int] = {}
@@ -63,6 +69,8 @@ class FailureWatch:
         hidden = frozenset(filter(self._is_hidden, children))
         self.sees_hidden_end = bool(hidden)
         seen = [pid for pid in children if not (answers and pid in hidden)]
+        for launcher in children if self._of_launchers else ():
+            seen += self._unseen_by(launcher)
         failures = {pid: code for pid in seen if (code := self._failure_of(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in failures}
         return next((failures[pid] for pid, looks in self._looks.items() if looks > self._most), None)
@@ -81,6 +89,15 @@ class FailureWatch:
 
     def _children_of(self, pid: int) -> list[int]:
         return process_ids(read_proc(f"{self._proc}/{pid}/task/{pid}/children").split())
+
+    def _unseen_by(self, launcher: int) -> list[int]:
+        """The launcher's children whose ends it does not see: all while a tracer has stopped it, else hidden ones."""
+        try:
+            children = self._children_of(launcher)
+            stopped = stat_fields(f"{self._proc}/{launcher}")[STATE] == b"t"
+        except (OSError, IndexError):
+            return []
+        return children if stopped else list(filter(self._is_hidden, children))
 
     def _is_hidden(self, pid: int) -> bool:
         """Whether the process has ended, and is not the supervisor's to reap before a thread of it is its tracer's."""

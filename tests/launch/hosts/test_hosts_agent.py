@@ -7,6 +7,8 @@ import pytest
 from two_hosts import HERE, Local, eventually
 
 from cpulaunch.system.process_state import children_of
+from tests.launch.launching import python
+from tests.launch.process.test_hostile_workers import may_trace
 from tests.launch.ranks.jobs import free_port, knows_torchrun
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -59,6 +61,30 @@ def test_a_rank_that_was_ended_while_it_wrote_its_error_decides_the_exit_code(ho
 def test_a_rank_that_stops_the_agent_fails_all_the_same(host, signal):
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--no-python", "sh", "-c", f"kill -{signal} $PPID; exit 3")
     assert run.wait() == 3, run.err
+    run.gone()
+
+
+TRACES_THE_AGENT = """
+import ctypes, os, time
+ptrace, agent = ctypes.CDLL(None).ptrace, os.getppid()
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
+        ptrace(request, agent, 0, 0)
+    os.write(write, b"1")
+    time.sleep(600)
+os.read(read, 1)
+os._exit(3)
+"""
+
+
+def test_a_rank_that_stops_the_agent_by_a_trace_fails_all_the_same(host):
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--grace", 1, "--no-python", *python(TRACES_THE_AGENT))
+    assert run.wait() == 3, run.err
+    assert "did not notice that a worker failed (exit code 3)" in run.err
     run.gone()
 
 

@@ -246,6 +246,19 @@ def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
         assert watch.failure() is None
 
 
+@pytest.mark.parametrize(("state", "of_launchers", "code"), [("t", True, 3), ("S", True, None), ("t", False, None)])
+def test_the_failure_of_a_rank_is_missed_while_its_launcher_is_traced(proc, state, of_launchers, code):
+    folder, worker = proc
+    worker()
+    agent = SUPERVISOR + 500
+    for parent, child in ((SUPERVISOR, agent), (agent, WORKER)):
+        (folder / f"{parent}/task/{parent}").mkdir(parents=True, exist_ok=True)
+        (folder / f"{parent}/task/{parent}/children").write_text(f"{child} ")
+    (folder / f"{agent}/stat").write_text(f"{agent} (x) {state} {SUPERVISOR} {agent} {'0 ' * 14} 1")
+    watch = FailureWatch(INNER, guards=1, grace_seconds=1.0, of_launchers=of_launchers, proc=str(folder))
+    assert [watch.failure() for _ in range(4)] == [None, None, code, code]
+
+
 def test_an_end_that_a_traced_thread_hides_is_missed_while_the_supervisor_reads_nothing(proc):
     folder, worker = proc
     worker(threads=2)
