@@ -16,6 +16,7 @@ from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.libc import is_linux
 from tests.launch.launching import alive, eventually, python
+from tests.launch.process.test_hostile_workers import may_trace
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(not is_linux(), reason="pipes can be opened through /proc on Linux alone")
@@ -146,6 +147,28 @@ def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
     os.close(arrivals)
     assert signalled == [(signal.SIGTSTP, True), (signal.SIGCONT, True)]
     assert found.exit_code == -signal.SIGKILL
+
+
+THREAD_TRACED = """
+import ctypes, os, sys, threading, time
+thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+thread.start()
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) == 0  # PTRACE_SEIZE
+    os.write(write, b"1")
+    time.sleep(600)
+os.read(read, 1)
+os._exit(3)
+"""
+
+
+def test_the_end_of_a_command_is_seen_while_a_thread_of_it_is_traced(monkeypatch):
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    monkeypatch.setattr("cpulaunch.launch.process.child_watch.CHECK_SECONDS", 0.1)
+    assert run_child(python(THREAD_TRACED), SETUP, limit_seconds=10).exit_code == 3
 
 
 OF_ANOTHER_USER = f"""
