@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import select
 import sys
@@ -56,14 +55,14 @@ def print_text(text: str, *, end: str = "\n") -> None:
     Raises: CpulaunchError if stdout cannot be written (disk full); BrokenPipeError if its reader is gone.
     """
     stdout = sys.stdout
-    if isinstance(stdout, io.TextIOWrapper):
-        stdout.reconfigure(errors=_encoding_errors(text, stdout.encoding))
+    if stdout is None:
+        return
+    text += end
     try:
-        print(text, end=end, flush=True)
+        _write(stdout.fileno(), text.encode(stdout.encoding, _encoding_errors(text, stdout.encoding)))
     except BrokenPipeError:
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stdout.fileno())  # Discards what Python has buffered.
         raise CpulaunchError(
             "cannot write the output", value=error.strerror, source="stdout", hint="redirect it: > FILE"
         ) from None
@@ -100,22 +99,32 @@ def write_stderr(text: str, *, seconds: float | None = None) -> None:
 
     What its reader does not take within so many seconds (None: for ever) is dropped: a stopped reader takes nothing.
     """
-    left = memoryview(f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))  # What is left is not copied.
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
-        fd = sys.stderr.fileno()
-        while left and (deadline is None or _is_writable(fd, deadline)):
-            # Not by print: what cannot be written would stay in Python's buffer, and fail again later.
-            left = left[os.write(fd, left[:PART_BYTES]) :]
+        _write(sys.stderr.fileno(), f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"), deadline)
     except OSError:
         return
 
 
-def _is_writable(fd: int, deadline: float) -> bool:
-    """Whether a part can be written before the deadline (monotonic seconds). Source: poll(2), POLLOUT."""
+def _write(fd: int, data: bytes, deadline: float | None = None) -> None:
+    """Effect: writes the data, or what can be written before the deadline (monotonic seconds), in parts.
+
+    Not by print: a process that shares the descriptor may have made it non-blocking, and what cannot be written would
+    stay in Python's buffer, and fail again later. Raises: OSError.
+    """
+    left = memoryview(data)  # What is left is not copied.
+    while left and _is_writable(fd, deadline):
+        try:
+            left = left[os.write(fd, left[:PART_BYTES]) :]
+        except BlockingIOError:  # Another process has written meanwhile.
+            continue
+
+
+def _is_writable(fd: int, deadline: float | None) -> bool:
+    """Whether a part can be written before the deadline; without one, waits until it can. Source: poll(2), POLLOUT."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(1000 * max(0.0, deadline - time.monotonic())))
+    return bool(poll.poll(None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())))
 
 
 def _encoding_errors(text: str, encoding: str) -> str:

@@ -105,18 +105,18 @@ def test_a_profile_file_may_choose_a_level(tmp_path) -> None:
         request(f"--profile {path} a.py")
 
 
-def test_json_shows_the_level_and_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_shows_the_level_and_its_settings(capfd: pytest.CaptureFixture[str]) -> None:
     from cpulaunch.cli.run import run
 
     assert run(["-O2", "--json", "a.py"], {"HOME": "/nowhere"}, only_plan=True) == 0
-    notes = {entry["setting"]: entry for entry in json_output.read("plan", capsys.readouterr().out)["notes"]}
+    notes = {entry["setting"]: entry for entry in json_output.read("plan", capfd.readouterr().out)["notes"]}
     assert (notes["optimize"]["value"], notes["optimize"]["origin"]) == ("2", "cli")
     assert (notes["graph"]["value"], notes["graph"]["origin"]) == ("onednn", "cli -O2")
 
 
-def test_a_batch_script_keeps_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_script_keeps_the_level(capfd: pytest.CaptureFixture[str]) -> None:
     from cpulaunch.cli.run import run
 
     words = ["-O2", "--nnodes", "2", "--nproc-per-node", "1", "--emit", "slurm", "a.py"]
     assert run(words, {"HOME": "/nowhere", "PATH": "/usr/bin"}, only_plan=True) == 0
-    assert "--optimize 2" in capsys.readouterr().out
+    assert "--optimize 2" in capfd.readouterr().out

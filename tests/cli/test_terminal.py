@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import subprocess
 import sys
 import time
@@ -84,3 +85,18 @@ def test_a_launch_can_print_although_no_descriptor_is_left():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stderr == "cpulaunch: warning: full\n"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_all_is_written_to_a_pipe_that_another_process_has_made_non_blocking(stream, monkeypatch):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    write = {"stdout": terminal.print_text, "stderr": terminal.write_stderr}[stream]
+    with os.fdopen(writer, "w") as output, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr(f"sys.{stream}", output)
+        written = threads.submit(write, "x" * 1_000_000)
+        select.select([], [], [], 0.1)  # Until the pipe is full: its reader is slower.
+        read = threads.submit(os.fdopen(reader).read)
+        written.result()
+        output.close()
+        assert read.result() == f"{'x' * 1_000_000}\n"
