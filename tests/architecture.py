@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch.monitor": {"records", "system", "launch.process"},
     "launch.supervision": {"records", "system", "launch.output", "launch.process", "launch.monitor"},
     "launch.ranks": {"records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"},
-    "launch.hosts.agent": {"records", "system", "launch.process", "launch.ranks"},
+    "launch.hosts.agent": {"records", "system", "launch.process", "launch.ranks", "launch.supervision"},
     "launch.hosts": {
         *("records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"),
         *("launch.ranks", "launch.hosts.agent"),

@@ -1,5 +1,6 @@
 """What ranks do to torch's agent, and leave in the run's directory for the next attempt, changes no end."""
 
+import json
 import os
 import subprocess
 import sys
@@ -37,18 +38,61 @@ def test_what_a_rank_writes_into_the_pipes_of_the_agent_is_no_signal():
 
 
 @pytest.mark.torch
-def test_an_error_file_larger_than_any_exception_is_not_read(tmp_path):
+def test_an_endless_error_file_is_not_read_to_its_end(tmp_path):
     """torch would read all of it, and its agent fail for want of memory."""
     from cpulaunch.launch.hosts.agent.failures import RecordedFailure
 
     error_file = tmp_path / "error.json"
     error_file.write_text('{"message": "no", "timestamp": 5}')
     os.truncate(error_file, 1 << 40)
-    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+    assert RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file)).recorded is None
+
+
+LEASE = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not is_linux(), reason="only Linux has leases")
+def test_an_error_file_on_which_a_process_has_a_lease_is_not_waited_for(tmp_path):
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure
+
+    error_file = tmp_path / "error.json"
+    error_file.write_text('{"message": "no", "timestamp": 5}')
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, error_file], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        holder.stdout.readline()
+        failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+        holder.stdin.close()
     assert "no" not in (failure.message, failure.error_file_data.get("message"))
-    error_file.write_text('{"message": "no", "timestamp": 5}' + " " * (1 << 20))
-    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
-    assert "no" not in (failure.message, failure.error_file_data.get("message"))
+
+
+@pytest.mark.torch
+def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_path):
+    """torch's agent ends the others by SIGTERM: the one with the earliest time is told as the cause."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, count_attempts, job_report
+
+    specs = count_attempts(DefaultLogsSpecs())
+    specs.reify({0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "0"}})
+    (tmp_path / "error.json").write_text(json.dumps({"message": "forged", "timestamp": 1}))
+
+    def run():
+        own = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file="")
+        other = RecordedFailure(local_rank=1, pid=8, exitcode=-15, error_file=str(tmp_path / "error.json"))
+        raise ChildFailedError("train.py", {0: own, 1: other})
+
+    report = job_report(run, logs_specs=specs)
+    assert (report.exit_code, [each.rank for each in report.failures]) == (3, [0, 1])
 
 
 @pytest.mark.torch

@@ -344,15 +344,15 @@ def test_of_a_traceback_of_any_length_the_beginning_is_shown(tmp_path):
 @pytest.mark.torch
 def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_traceback(tmp_path):
     """A longer report than is read would be none: 125 instead of the rank's exit code."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from cpulaunch.launch.hosts.agent.failures import job_report
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
 
     error_file = tmp_path / "error.json"
     error_file.write_text(
         json.dumps({"message": {"message": "\n" * (MAX_BYTES // 2), "extraInfo": {"timestamp": "1"}}})
     )
-    failure = ProcessFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
 
     def run():
         raise ChildFailedError("train.py", {0: failure})
@@ -363,25 +363,25 @@ def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_tracebac
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "content",
+    ("content", "traceback"),
     [
-        b"",
-        b'{"message": {"mess',
-        b"[]",
-        b"[" * 100_000,
-        b'{"message": "\xff"}',
-        b'{"timestamp": 5}',
-        b'{"message": "no", "timestamp": -5}',
-        b'{"message": "no", "timestamp": "%s"}' % (b"9" * 400),
-        b'{"message": "no", "timestamp": 253402300800}',
-        b'{"message": "no", "timestamp": Infinity}',
-        b'{"message": {"extraInfo": []}}',
-        b'{"message": {"message": "no"}}',
-        b'{"message": {"message": null, "extraInfo": {"timestamp": "1"}}}',
-        b'{"message": {"message": "no", "extraInfo": {"timestamp": "1", "py_callstack": ["no"]}}}',
+        (b"", None),
+        (b'{"message": {"mess', None),
+        (b"[]", None),
+        (b"[" * 100_000, None),
+        (b'{"message": "\xff"}', "\ufffd"),
+        (b'{"timestamp": 5}', None),
+        (b'{"message": "read", "timestamp": -5}', "read"),
+        (b'{"message": "read", "timestamp": "%s"}' % (b"9" * 400), "read"),
+        (b'{"message": "read", "timestamp": 253402300800}', "read"),
+        (b'{"message": "read", "timestamp": Infinity}', "read"),
+        (b'{"message": {"extraInfo": []}}', None),
+        (b'{"message": {"message": "read"}}', "read"),
+        (b'{"message": {"message": null, "extraInfo": {"timestamp": "1"}}}', None),
+        (b'{"message": {"message": "no", "extraInfo": {"timestamp": "1", "py_callstack": ["no"]}}}', None),
     ],
 )
-def test_the_agent_reports_how_a_rank_failed_whatever_is_in_its_error_file(tmp_path, content):
+def test_the_agent_reports_how_a_rank_failed_whatever_is_in_its_error_file(tmp_path, content, traceback):
     """Else the launch would end with 2 or 125 instead of the rank's exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -396,7 +396,7 @@ def test_the_agent_reports_how_a_rank_failed_whatever_is_in_its_error_file(tmp_p
 
     write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
     (failed,) = read_report(str(tmp_path)).failures
-    assert (failed.exit_code, failed.traceback) == (3, None)
+    assert (failed.exit_code, failed.traceback) == (3, traceback)
 
 
 def test_the_agent_replaces_a_folder_that_a_rank_has_made_in_place_of_its_report(tmp_path):

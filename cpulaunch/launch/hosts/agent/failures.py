@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from cpulaunch.launch.hosts.agent.messages import MAX_ERROR_FILE, MAX_TRACEBACK, AgentReport, RankFailure
-from cpulaunch.records.plan import LATEST_SECONDS
+from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
+from cpulaunch.launch.supervision.error_file import read_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,37 +19,32 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SPARE_HOST_ATTRIBUTE = "is_failed"
 """In the AttributeError of torch up to 2.13 on a host that the job did not need, once the job has ended."""
-UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What torch raises for an error file that its @record has not written, or not to its end."""
 
 
 class RecordedFailure(ProcessFailure):  # type: ignore[misc]
-    """torch's record of a failed rank; without its exception if the error file is malformed, as if there were none.
+    """torch's record of a failed rank, without its exception if the error file holds none.
 
-    A rank may write anything there, or be killed while it writes: then torch's own has its agent fail.
+    A rank may write anything there, be killed while it writes, or keep a lease on it: then torch's own has its agent
+    fail, or waits. It may also write another rank's: a time outside of the attempt does not count.
     """
 
+    error_file: str
+    timestamp: int
+    attempt_start = 0
+    """When the ranks were started last (Unix time, whole seconds)."""
+    recorded: str | None = None
+    """The traceback that @record wrote, or the message alone."""
+
     def __post_init__(self) -> None:
-        try:
-            self._check_size()
-            super().__post_init__()
-            self._check()
-        except UNREADABLE:
-            self.error_file = ""
-            super().__post_init__()
-
-    def _check_size(self) -> None:
-        """Raises: ValueError for a larger file than an exception needs: torch would read all of it."""
-        if os.path.isfile(self.error_file) and os.path.getsize(self.error_file) > MAX_ERROR_FILE:
-            raise ValueError(self.error_file)
-
-    def _check(self) -> None:
-        """Raises: ValueError, TypeError, OverflowError or OSError for what torch or the launcher cannot write."""
-        if not 0 <= self.timestamp <= LATEST_SECONDS:
-            raise ValueError(self.timestamp)
-        self.timestamp_isoformat()
-        if not isinstance(_recorded_text(self.message), str):
-            raise TypeError(self.message)
+        path, self.error_file = self.error_file, ""
+        super().__post_init__()
+        error = read_error(path)
+        if error is None:
+            return
+        self.error_file, self.error_file_data = path, {"message": error.text}
+        self.message = self.recorded = error.text
+        if error.timestamp is not None and self.attempt_start <= error.timestamp <= self.timestamp:
+            self.timestamp = error.timestamp
 
 
 def read_any_error_file() -> None:
@@ -79,7 +75,7 @@ class RecordingLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The attempt's files, as torch places them. Effect: remembers them; output to the terminal has no file."""
-        self.restarts = _restarts(envs)
+        self.restarts = _begin_attempt(envs)
         made = super().reify(envs)
         self.stderrs = {rank: self._shown(path) for rank, path in made.stderrs.items() if path and path != os.devnull}
         return made
@@ -96,14 +92,16 @@ def count_attempts(logs_specs: Any) -> Any:
     reify = logs_specs.reify
 
     def counted(envs: dict[int, dict[str, str]]) -> LogsDest:
-        logs_specs.restarts = _restarts(envs)
+        logs_specs.restarts = _begin_attempt(envs)
         return reify(envs)
 
     logs_specs.reify = counted
     return logs_specs
 
 
-def _restarts(envs: dict[int, dict[str, str]]) -> int:
+def _begin_attempt(envs: dict[int, dict[str, str]]) -> int:
+    """The number of the attempt. Effect: exceptions recorded before now do not tell when its ranks failed."""
+    RecordedFailure.attempt_start = int(time.time())
     return int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
 
 
@@ -140,22 +138,13 @@ def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
     )
 
 
-def _rank_failure(rank: int, failure: ProcessFailure, *, log: str | None) -> RankFailure:
-    recorded = failure.error_file_data.get("message") is not None and os.path.isfile(failure.error_file)
+def _rank_failure(rank: int, failure: RecordedFailure, *, log: str | None) -> RankFailure:
     return RankFailure(
         rank=rank,
         local_rank=failure.local_rank,
         pid=failure.pid,
         exit_code=failure.exitcode,
         timestamp=failure.timestamp,
-        traceback=str(_recorded_text(failure.message))[:MAX_TRACEBACK] if recorded else None,
+        traceback=failure.recorded and failure.recorded[:MAX_TRACEBACK],
         log=log,
     )
-
-
-def _recorded_text(message: Any) -> Any:
-    """The traceback that @record wrote, or the message alone. Source: torch elastic, ErrorHandler.record_exception."""
-    if isinstance(message, dict):
-        extra = message.get("extraInfo", {})
-        return extra.get("py_callstack", message.get("message", ""))
-    return message

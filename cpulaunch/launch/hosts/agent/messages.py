@@ -98,9 +98,6 @@ MAX_BYTES = 1 << 26
 MAX_TRACEBACK = 1 << 16
 """Characters of the traceback of a rank, which may write any; those of eighty ranks are no more than a message is."""
 
-MAX_ERROR_FILE = 1 << 20
-"""Bytes of the file with a rank's exception, as in a job of one host; a larger one counts as none."""
-
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
