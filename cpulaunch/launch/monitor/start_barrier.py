@@ -7,6 +7,7 @@ import os
 from cpulaunch.launch.process.run_directory import ARRIVALS, GATE
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.record import record, replace
+from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.writing import make_pipe
 
 PIPE_BYTES = 1 << 16
@@ -54,9 +55,9 @@ class StartBarrier:
     def __init__(self, directory: str, workers: frozenset[int]) -> None:
         """Raises: OSError where the directory cannot hold named pipes."""
         self.state = BarrierState(missing=workers)
-        arrivals, gate = os.path.join(directory, ARRIVALS), os.path.join(directory, GATE)
-        self.fd, self._own_end = make_pipe(arrivals)
-        end, gate_end = make_pipe(gate)
+        self._path = os.path.join(directory, GATE)
+        self.fd, self._own_end = make_pipe(os.path.join(directory, ARRIVALS))
+        end, gate_end = make_pipe(self._path)
         self._gate: int | None = gate_end
         os.close(end)
 
@@ -101,6 +102,8 @@ class StartBarrier:
             self._lift()
 
     def _lift(self) -> None:
-        if self._gate is not None:
-            os.close(self._gate)
-            self._gate = None
+        if self._gate is None:
+            return
+        remove_path(self._path)  # A process that a worker left behind may keep the pipe open.
+        os.close(self._gate)
+        self._gate = None

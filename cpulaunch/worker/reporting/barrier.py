@@ -1,13 +1,17 @@
 """The worker's side of the start barrier: all workers of a launch continue at the same moment, to be measured together.
 
-A worker writes its number to the named pipe ARRIVALS in the run directory and then reads from the named pipe GATE. The
-launch writes nothing to GATE: the read returns when the launch closes its end, either because all workers have arrived
-or because the launch has ended. Source: fifo(7), pipe(7).
+A worker writes its number to the named pipe ARRIVALS in the run directory and then waits at the named pipe GATE. The
+launch writes nothing to GATE: the wait ends when the launch closes its end, either because all workers have arrived or
+because the launch has ended. Source: fifo(7), pipe(7).
+
+Any process of a worker can open these pipes, and read what others write or keep GATE open. So a worker repeats its
+number, and goes on without GATE, which the launch removes before it closes its end.
 """
 
 from __future__ import annotations
 
 import os
+import select
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.writing import claim_name, open_pipe
@@ -15,6 +19,9 @@ from cpulaunch.worker.reporting.process_identity import is_worker
 
 ARRIVALS, GATE = "arrivals", "gate"
 """The named pipes, created by launch/monitor/start_barrier.py."""
+
+REPEAT_SECONDS = 10.0
+"""Between two looks of a waiting worker: each wakes the launch."""
 
 _first_pid = os.getpid()
 _arrived = False
@@ -32,7 +39,7 @@ def wait() -> None:
     _arrived = True
     path = os.environ.get(EVENTS_VARIABLE)
     if path and not _is_child() and _arrive(path):
-        _wait_for_gate(os.path.join(os.path.dirname(path), GATE))
+        _wait_for_gate(path)
 
 
 def _is_child() -> bool:
@@ -48,17 +55,19 @@ def _is_child() -> bool:
 def _arrive(events: str) -> bool:
     """Whether this is the first process of its worker to arrive. Effect: reports the arrival to the launch.
 
-    Where no file can be made, as without inodes, every process is: the launch takes a second arrival for none.
+    Where no file can be made, as without inodes, every process is.
     """
+    return _report_arrival(events) and claim_name(f"{events}.arrived")
+
+
+def _report_arrival(events: str) -> bool:
+    """Whether the launch has a barrier. Effect: tells it that the worker has arrived; of repetitions it takes none."""
     folder, name = os.path.split(events)
     worker = name.removeprefix("worker-").removesuffix(".jsonl")
     try:
         arrivals = open_pipe(os.path.join(folder, ARRIVALS), os.O_WRONLY)
     except OSError:
         return False  # No barrier, or the launch has ended.
-    if not claim_name(f"{events}.arrived"):
-        os.close(arrivals)
-        return False
     try:
         os.write(arrivals, f"{worker}\n".encode())
     except OSError:
@@ -68,14 +77,17 @@ def _arrive(events: str) -> bool:
     return True
 
 
-def _wait_for_gate(gate: str) -> None:
-    """Effect: blocks until the launch closes the gate's write end."""
+def _wait_for_gate(events: str) -> None:
+    """Effect: blocks until the launch removes the gate and closes its write end."""
+    gate = os.path.join(os.path.dirname(events), GATE)
     try:
-        end = open_pipe(gate, os.O_RDONLY)  # Does not wait: the launch may have closed the gate already.
+        end = open_pipe(gate, os.O_RDONLY)
     except OSError:
         return
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
     try:
-        os.set_blocking(end, True)
-        os.read(end, 1)
+        while not poll.poll(1000 * REPEAT_SECONDS) and os.path.exists(gate) and _report_arrival(events):
+            continue
     finally:
         os.close(end)

@@ -1,0 +1,54 @@
+"""The pipes of the start barrier can be opened by any process of a worker: that holds no other worker."""
+
+import os
+import select
+import subprocess
+import sys
+
+import pytest
+
+from cpulaunch.launch.monitor.start_barrier import StartBarrier
+
+READY = """
+import cpulaunch
+from cpulaunch.worker.reporting import barrier
+barrier.REPEAT_SECONDS = 0.1
+cpulaunch.ready()
+"""
+
+
+@pytest.fixture
+def barrier(tmp_path):
+    """The barrier of a launch with one worker."""
+    barrier = StartBarrier(str(tmp_path), frozenset({0}))
+    yield barrier
+    barrier.close()
+
+
+@pytest.fixture
+def worker(barrier, tmp_path):
+    """A worker that waits at the barrier."""
+    events = {"CPULAUNCH_EVENTS": str(tmp_path / "worker-0.jsonl")}
+    with subprocess.Popen([sys.executable, "-c", READY], env={**os.environ, **events}) as process:
+        yield process
+        process.kill()
+
+
+def has_arrival(barrier):
+    return bool(select.select([barrier.fd], [], [], 20)[0])
+
+
+def test_an_arrival_that_another_process_has_read_is_repeated(barrier, worker):
+    assert has_arrival(barrier)
+    os.read(barrier.fd, 100)
+    assert has_arrival(barrier)
+    barrier.serve(0)
+    assert worker.wait(20) == 0
+
+
+def test_a_gate_that_another_process_keeps_open_holds_no_worker(barrier, worker, tmp_path):
+    kept = os.open(tmp_path / "gate", os.O_RDWR)
+    assert has_arrival(barrier)
+    barrier.serve(0)
+    assert worker.wait(20) == 0
+    os.close(kept)
