@@ -385,11 +385,13 @@ def _launch(
     result = launch(
         plan, environ=environ, memory_events=memory_events, notify=during, on_started=lambda: _import_end(plan)
     )
+    if result.end_requested:
+        notify = during
     if result.exit_code:
         from cpulaunch.cli.terminal import NOTICE_SECONDS, write_stderr
         from cpulaunch.launch.supervision.failure_text import summary
 
-        write_stderr("\n".join(summary(result)), seconds=None if result.ended_by is None else NOTICE_SECONDS)
+        write_stderr("\n".join(summary(result)), seconds=NOTICE_SECONDS if result.end_requested else None)
     if not plan.launch.watched:
         return result.exit_code
     from cpulaunch.cli.report import finish_watched_launch

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cpulaunch.system.control_group import choose_cgroup, make_cgroup, remove_cgroup
-from tests.launch.launching import alive, python
+from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import HIDE_CGROUPS
 from tests.launch.process.test_hostile_workers import GRACE, SAYING, may_trace
 
@@ -59,6 +59,30 @@ def test_a_signal_ends_a_launch_whose_messages_are_not_read(started):
         launch.wait(timeout=2)
     launch.send_signal(signal.SIGTERM)
     assert launch.wait(timeout=SLACK_SECONDS) == 128 + signal.SIGTERM
+
+
+TWICE = """
+    import os, signal, sys, time
+    def stop(*_):
+        if os.path.exists("ending"):
+            os._exit(0)
+        open("ending", "w").close()
+    if os.environ["CPULAUNCH_INSTANCE"] == "0":
+        while not os.path.exists("ready"):
+            time.sleep(0.01)
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, stop)
+    open("ready", "w").close()
+    while True:
+        signal.pause()
+"""
+
+
+def test_a_signal_after_a_failure_ends_a_launch_whose_messages_are_not_read(started, tmp_path):
+    launch = started(TWICE, "--instances", "2", "--grace", "20", "--report", "report.json")
+    eventually((tmp_path / "ending").exists, "the end of the other worker")
+    launch.send_signal(signal.SIGTERM)
+    assert launch.wait(timeout=SLACK_SECONDS) == 3
 
 
 def test_nothing_is_left_of_a_killed_launch_whose_messages_are_not_read(started):
