@@ -109,6 +109,10 @@ class LaunchRequest:
         """The origin of a setting's value."""
         return self.origins.get(setting, "default")
 
+    def is_by_level(self, setting: str) -> bool:
+        """Whether a level (--optimize) chose the setting's value. Source: plan/levels.py, with_level."""
+        return " -O" in self.origin(setting)
+
     @property
     def distributed(self) -> bool:
         """Whether this is a job of ranks: a setting of such jobs was chosen."""

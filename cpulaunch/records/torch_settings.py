@@ -40,7 +40,8 @@ class TorchSettings:
     `cpus` and `loader_cpus` are cpulists; if empty, the worker is not bound, or its DataLoader workers use its CPUs.
     With `restore_preload`, programs that the worker starts get `ld_preload` as LD_PRELOAD (None: unset).
     `graph_memory_bytes` limits this worker's copies of weights, in captured graphs and those that `weights` keeps;
-    None: no limit is known. `compile_cache` is this worker's folder in torch's compile cache; None: all of it.
+    None: no limit is known. `level_precision`: a level chose `precision`, for models on the CPU alone.
+    `compile_cache` is this worker's folder in torch's compile cache; None: all of it.
     """
 
     index: int = 0
@@ -58,6 +59,7 @@ class TorchSettings:
     compile_mode: CompileMode | None = None
     graph_budget: float = 60.0
     precision: Precision | None = None
+    level_precision: bool = False
     weights: WeightType | None = None
     release_weights: bool = False
     channels_last: bool = False

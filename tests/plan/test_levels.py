@@ -7,6 +7,7 @@ from cpulaunch.plan.planner import make_plan
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import LaunchPlan, Note
 from cpulaunch.records.request import EnvDefault, Layer, merge
+from cpulaunch.records.torch_settings import VARIABLE, decode
 from tests.plan.machines import SCRIPT, TORCH, libraries, machine, replace
 from tests.roots import EPYC, GRACE, XEON, RootSpec, X86Cpu, host_of
 
@@ -74,6 +75,21 @@ def test_every_setting_of_a_level_names_it_as_its_origin() -> None:
         assert shown(made, name) == (value, "cli -O3")
         assert note(made, name).reason
     assert not made.warnings
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ((cli(optimize=3),), True),
+        ((Layer(origin="profile:mine", values={"optimize": 3}),), True),
+        ((cli(precision="bf16"),), False),
+        ((cli(optimize=3, precision="bf16"),), False),
+        ((cli(optimize=3), Layer(origin="profile:mine", values={"precision": "bf16"})), False),
+    ],
+)
+def test_the_worker_is_told_whether_a_level_chose_the_precision(layers: tuple[Layer, ...], expected: bool) -> None:
+    settings = decode(dict(planned(ZEN, *layers).workers[0].env)[VARIABLE] or "")
+    assert (settings.precision, settings.level_precision) == ("bf16", expected)
 
 
 def test_what_the_user_names_wins_over_a_level_and_a_level_over_what_is_added() -> None:

@@ -46,6 +46,7 @@ def torch_settings(
     common["dataloader_workers"] = loaders.dataloader_workers
     common["graph_memory_bytes"] = weight_memory_bytes(host, choices, len(workers))
     common["loopback_store"] = on_one_host(request)
+    common["level_precision"] = request.is_by_level("precision")
     if preloads.ld_preload is not None:
         common |= {"restore_preload": True, "ld_preload": _users_preload(request)}
     return tuple(
@@ -110,7 +111,7 @@ def plugin_variables(request: LaunchRequest, settings: Sequence[TorchSettings]) 
 
 def _setting_names(settings: TorchSettings) -> list[str]:
     """The names of the settings that differ from their defaults, for a note."""
-    hidden = ("index", "ld_preload", "restore_preload")
+    hidden = ("index", "ld_preload", "level_precision", "restore_preload")
     names = [
         name
         for name, entry in fields(TorchSettings).items()

@@ -13,15 +13,7 @@ import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.precision import (
-    Precision,
-    can_wait,
-    device_of,
-    is_of_low_dtype,
-    is_on_cpu,
-    may_be_of_low_dtype,
-    widened,
-)
+from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, may_be_of_low_dtype, widened
 from cpulaunch.worker.ledger.chooser import ranks_in_job
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
@@ -86,8 +78,9 @@ class CallModes:
     def candidates(self, module: nn.Module) -> tuple[str, ...]:
         """The modes possible for calls of the module at the moment, the one expected to be best first.
 
-        There is one where the original weights are released: other modes would have to read them again. On other
-        devices than the CPU a call is plain or in autocast, and in one of them where durations cannot be measured.
+        On other devices a call returns before it has ended, so that its duration says nothing: there is one mode,
+        autocast if the user asks for it, not a level, and else plain. There is one, too, where the original weights are
+        released: other modes would have to read them again.
         """
         only = self._only.get(module)
         if only is not None:
@@ -99,19 +92,16 @@ class CallModes:
         if has_weights and is_asked and self._settings.release_weights:
             return (WEIGHTS,)
         possible = {
-            GRAPH: self._captures_calls_of(module),
+            GRAPH: self.captures is not None and self.captures.can_capture(module),
             WEIGHTS: has_weights and is_asked,
-            AUTOCAST: self._precision.applies(module),
+            AUTOCAST: self._precision.applies(module) and (device == "cpu" or not self._settings.level_precision),
         }
         if has_state and self._precision.applies(module):
             possible[AUTOCAST] = possible[GRAPH] = False
         modes = [mode for mode, is_possible in possible.items() if is_possible]
         if has_weights and not is_asked:
             modes.append(WEIGHTS)
-        return (*modes, PLAIN) if can_wait(device) else (*modes, PLAIN)[:1]
-
-    def _captures_calls_of(self, module: nn.Module) -> bool:
-        return self.captures is not None and bool(self.captures.can_capture(module)) and is_on_cpu(module)
+        return (*modes, PLAIN) if device == "cpu" else (*modes, PLAIN)[:1]
 
     def in_trial(self, module: nn.Module) -> str:
         """The mode of calls that are compared with each other: the one expected to be best that takes no captures.
@@ -135,7 +125,7 @@ class CallModes:
         if known or module.training or self._precision.dtype is None:
             return False
         if known is None:
-            return True
+            return device_of(module) == "cpu"
         if not holds_objects(args, kwargs):
             return False
         self._set_stateful(module)

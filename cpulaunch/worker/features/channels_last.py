@@ -294,7 +294,8 @@ class LayoutTrial:
             return not self.is_converted
 
     def _give_back(self, module: nn.Module) -> None:
-        reorder(list(filter(is_own, _weights(module))), torch.contiguous_format)
+        own = [weight for weight in _weights(module) if weight.is_cpu and is_own(weight)]
+        reorder(own, torch.contiguous_format)
         self.is_converted = False
 
     def _withdrawn(self, module: nn.Module) -> bool:

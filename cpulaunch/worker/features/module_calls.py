@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.call_modes import CallModes
 from cpulaunch.worker.graph.dynamo import hide_from_dynamo
-from cpulaunch.worker.graph.precision import DTYPES, wait_for_device
+from cpulaunch.worker.graph.precision import DTYPES
 from cpulaunch.worker.ledger.chooser import Chooser
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.events import report_event
@@ -219,14 +219,12 @@ class CallWrapper:
         """The result in the chosen mode, whose duration decides about later calls.
 
         It includes what the plugin itself does for the call, except for a plain call, for which it soon does nothing,
-        and except for a capture; and on other devices than the CPU all that the call has queued there.
+        and except for a capture.
         """
         try:
             needs_care = self.modes.needs_care(module, args, kwargs)
-            unmeasured = None if needs_care else self.chooser.unmeasured(module, args, kwargs, _clock())
-            if not (needs_care or unmeasured or wait_for_device(module)):
-                unmeasured = PLAIN
             started = _clock()
+            unmeasured = None if needs_care else self.chooser.unmeasured(module, args, kwargs, started)
             turn = None if needs_care or unmeasured else self.chooser.turn(module, args, kwargs, started)
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
             self._report_unreadable(module, error)
@@ -242,8 +240,6 @@ class CallWrapper:
         except BaseException:
             self.chooser.fail(turn)
             raise
-        if not turn.is_step:  # The next call ends a step.
-            wait_for_device(module)
         now = _clock()
         steady, pending = modes.progress() == progress, modes.pending() != waiting
         seconds = max(0.0, now - started - (modes.preparing_seconds() - preparing))

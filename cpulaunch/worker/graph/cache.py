@@ -37,6 +37,7 @@ from cpulaunch.worker.graph.eligibility import (
 )
 from cpulaunch.worker.graph.module_state import Key, ModuleState
 from cpulaunch.worker.graph.onednn import UnboundedError
+from cpulaunch.worker.graph.precision import is_on_cpu
 from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
@@ -131,7 +132,7 @@ class Captures:
 
     def can_capture(self, module: nn.Module) -> bool:
         """Whether calls of this module may be captured in the present mode. Effect: reports why, if not."""
-        reason = not_capturable_reason(module)
+        reason = not_capturable_reason(module) or (None if is_on_cpu(module) else "it is not on the CPU")
         state = self._state(module, outermost=True)
         if reason is not None:
             state.record_reason(reason)

@@ -68,27 +68,9 @@ def device_of(module: nn.Module) -> str:
 
 
 def is_on_cpu(module: nn.Module) -> bool:
-    """Whether all parameters and buffers of the module are on the CPU."""
+    """Whether all parameters and buffers of the module are on the CPU, as far as it tells."""
     with suppress(Exception), _no_function_modes():
         return all(tensor.device.type == "cpu" for tensor in (*module.parameters(), *module.buffers()))
-    return False
-
-
-def can_wait(device: str) -> bool:
-    """Whether `wait_for_device` can wait for devices of this type."""
-    return device == "cpu" or hasattr(getattr(torch, device, None), "synchronize")
-
-
-def wait_for_device(module: nn.Module) -> bool:
-    """Whether a call of the module may be measured now. Effect: waits for everything queued on the module's device.
-
-    Without, a call on a GPU ends before its work does. Nothing may wait while a CUDA graph is being captured.
-    """
-    device = device_of(module)
-    if device == "cuda" and torch.cuda.is_current_stream_capturing():
-        return False
-    if device != "cpu" and can_wait(device):
-        getattr(torch, device).synchronize()
     return True
 
 
