@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("optuna", reason="the extra tune is not installed")
 
 from cpulaunch.cli.arguments import canonical, value_count
-from cpulaunch.cli.measuring import tune_arguments
+from cpulaunch.cli.measuring import tune_arguments, tune_outcome
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.measure.tuning.outcome.tuned_profile import profile_text
 from cpulaunch.records.errors import UsageError
@@ -251,6 +251,15 @@ def test_fixed_options_are_those_of_every_launch_and_secrets_stay_hidden(tune):
     assert data["options"] == ["--env", "KEY=..."]
     assert data["winner"]["confirmed"], "launches of the final round have them too"
     assert "secret" not in json.dumps(data)
+
+
+@pytest.mark.parametrize("wanted", ["x.toml", "./x.toml"])
+def test_a_profile_is_saved_where_the_search_began(tmp_path, monkeypatch, wanted):
+    folder = tmp_path / "removed by the program"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert tune_outcome._saved_path(wanted, None, str(folder)) == str(folder / "x.toml")
 
 
 def test_nothing_is_claimed_where_nothing_is_found(tune):

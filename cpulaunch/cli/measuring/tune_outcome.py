@@ -60,7 +60,7 @@ def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, 
     result = replace(result, plan=_plan_data(program, planner, *options_of(kept)))
     if not in_profile(kept):
         return replace(result, command=_command(program, *options_of(kept)))
-    name, path = _place(program, services, confirmed=not result.unconfirmed)
+    name, path = _place(program, services, result.identity.folder, confirmed=not result.unconfirmed)
     failure = _save(path, result, kept, direct=program.line.saves_directly)
     if failure is not None:
         services.notify(f"warning: {failure}")
@@ -98,25 +98,28 @@ def _command(program: TuneProgram, *words: str) -> tuple[str, ...]:
     return ("cpulaunch", *fixed, *words, *program.line.program)
 
 
-def _place(program: TuneProgram, services: Services, *, confirmed: bool) -> tuple[str, str]:
-    """What --profile is to be given, and the path of the file."""
+def _place(program: TuneProgram, services: Services, here: str, *, confirmed: bool) -> tuple[str, str]:
+    """What --profile is to be given, and the path of the file.
+
+    `here`: the current folder at the start, which the program may have removed.
+    """
     folder = user_profile_dir(services.environ)
     if program.line.save is not None:
-        return program.line.save, _saved_path(program.line.save, folder)
+        return program.line.save, _saved_path(program.line.save, folder, here)
     target = program.line.program[-1] if program.parsed.program is None else program.parsed.program.target
     name = profile_name(target)
     if folder is None:
-        return f"./{name}.toml", os.path.abspath(f"{name}.toml")
+        return f"./{name}.toml", os.path.join(here, f"{name}.toml")
     number = 1
     while not _may_write(shown := name if number == 1 else f"{name}-{number}", program, folder, confirmed=confirmed):
         number += 1
     return shown, os.path.join(folder, f"{shown}.toml")
 
 
-def _saved_path(wanted: str, folder: str | None) -> str:
+def _saved_path(wanted: str, folder: str | None, here: str) -> str:
     """The path of the file that --save names. `folder`: that of the user's profiles; None: there is none."""
     if "/" in wanted or wanted.endswith(".toml") or folder is None:
-        return os.path.abspath(wanted)
+        return os.path.normpath(os.path.join(here, wanted))
     return os.path.join(folder, f"{wanted}.toml")
 
 
@@ -127,7 +130,7 @@ def check_save(wanted: str | None, environ: Mapping[str, str]) -> FileId | None:
     """
     if wanted is None:
         return None
-    path = _saved_path(wanted, user_profile_dir(environ))
+    path = _saved_path(wanted, user_profile_dir(environ), os.getcwd())
     if os.path.isdir(path):
         raise UsageError("--save names a directory", value=path, hint="--save NAME, or --save FILE.toml")
     folder = os.path.dirname(path)
