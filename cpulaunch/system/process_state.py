@@ -69,6 +69,8 @@ def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
     """
     tasks = f"{proc}/{pid}/task"
     try:
+        if os.readlink(f"{proc}/self") != str(os.getpid()):  # It is that of another pid namespace.
+            return False
         if not _has_ended(f"{proc}/{pid}"):
             return False
         threads = os.listdir(tasks)

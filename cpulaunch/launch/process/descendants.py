@@ -10,15 +10,16 @@ import os
 import signal
 
 from cpulaunch.records.record import record
-from cpulaunch.system.process_state import PARENT, START, process_ids, stat_fields
+from cpulaunch.system.process_state import GROUP, PARENT, START, process_ids, stat_fields
 
 
 @record(kw_only=False)
 class Seen:
-    """What is known of a process: its parent's pid, and its start in clock ticks since the host's."""
+    """What is known of a process: its parent's pid, its start in clock ticks since the host's, and its group."""
 
     parent: int
     start: int
+    group: int = 0
 
 
 def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = None) -> None:
@@ -32,7 +33,17 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
     processes = _processes()
     for pid in descendants(processes, spared):
         if pid not in (kept, os.getpid()):
-            _kill(pid, processes[pid])
+            _signal(pid, processes[pid], signal.SIGKILL)
+
+
+def signal_descendants(group: int, number: int) -> None:
+    """Effect: sends this signal to the descendants of this process in the group. None without /proc or pidfds."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    processes = _processes()
+    for pid in descendants(processes, frozenset()):
+        if pid != os.getpid() and processes[pid].group == group:
+            _signal(pid, processes[pid], number, group=group)
 
 
 def descendants(processes: dict[int, Seen], spared: frozenset[int]) -> list[int]:
@@ -53,16 +64,16 @@ def descendants(processes: dict[int, Seen], spared: frozenset[int]) -> list[int]
     return list(found)
 
 
-def _kill(pid: int, seen: Seen) -> None:
-    """Effect: kills the process if it is the one that was seen, and not another one with its pid."""
+def _signal(pid: int, seen: Seen, number: int, *, group: int | None = None) -> None:
+    """Effect: signals the process if it is the one that was seen, not another one with its pid, and in this group."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return
     try:
         now = _look_at(pid)
-        if now is not None and now.start == seen.start:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if now is not None and now.start == seen.start and group in (None, now.group):
+            signal.pidfd_send_signal(pidfd, number)
     except OSError:
         return  # It has ended, or may not be signalled.
     finally:
@@ -84,6 +95,6 @@ def _look_at(pid: int) -> Seen | None:
     """What is known of the process; None if it is gone."""
     try:
         fields = stat_fields(f"/proc/{pid}")
-        return Seen(int(fields[PARENT]), int(fields[START]))
+        return Seen(int(fields[PARENT]), int(fields[START]), int(fields[GROUP]))
     except (OSError, IndexError, ValueError):
         return None

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from cpulaunch.launch.process.descendants import kill_descendants
+from cpulaunch.launch.process.descendants import kill_descendants, signal_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
@@ -277,17 +277,14 @@ def signal_worker(pid: int, number: int, *, adopts: bool) -> None:
     """Effect: sends this signal to a worker and the members of the group that it started in.
 
     The worker itself may have left the group. Once it is reaped, its pid may name another group: where this process
-    `adopts` orphans, only its own children in the group then get the signal. Those below them had it when the worker
-    ended, and become children in their turn.
+    `adopts` orphans, only its own descendants in the group then get the signal.
     """
     if is_child(pid):
         if _group_of(pid) != pid:
             signal_process(pid, number)
         signal_group(pid, number)
     elif adopts:
-        for child in own_children():
-            if _group_of(child) == pid:
-                signal_process(child, number)
+        signal_descendants(pid, number)
     else:
         signal_group(pid, number)
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ARRIVALS, GATE = "arrivals", "gate"
 """The start barrier's named pipes: the same names as in worker/reporting/barrier.py."""
 
-TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", ".")
-"""Parents to try after TMPDIR, which may be gone, as that of a batch job.
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm", ".")
+"""Parents to try after TMPDIR, which may be gone, as that of a batch job; a container may have no other than /dev/shm.
 
 Source: Python's tempfile, whose import takes as long as planning.
 """
@@ -69,20 +69,29 @@ def _takes_files(parent: str) -> bool:
 def make_private_path(path: str) -> None:
     """Effect: makes this directory, which only its owner can read. Raises: LaunchError.
 
-    Also if other users can replace it, as they could once the folders of all users are full.
+    Also if other users can replace it, unless there is no other place, by permissions: a Kubernetes emptyDir may be the
+    only folder that can be written. Places that are full count, as another user may have filled them.
     """
     try:
         folder = make_folder(path)
         try:
             made, found = os.fstat(folder), os.stat(path, follow_symlinks=False)
             # Of the parent, as what is made on a share, or in a user namespace, may show another owner.
-            if not (os.path.samestat(found, made) and is_secure(os.path.dirname(path))):
+            if not (os.path.samestat(found, made) and _may_hold(os.path.dirname(path))):
                 remove_if_empty(path)
                 raise PermissionError(errno.EPERM, "other users can replace it", path)
         finally:
             os.close(folder)
     except OSError as error:
         raise _directory_error(error) from None
+
+
+def _may_hold(parent: str) -> bool:
+    """Whether the files of a run may be in this folder, a path without links. Raises: OSError."""
+    if is_secure(parent):
+        return True
+    is_own = os.stat(parent, follow_symlinks=False).st_uid in (0, os.geteuid())
+    return is_own and not any(is_secure(each) and os.access(each, os.W_OK | os.X_OK) for each in TEMPORARY)
 
 
 def _parents(environ: Mapping[str, str]) -> list[str]:

@@ -27,6 +27,8 @@ BUSY = (errno.EAGAIN, errno.ETXTBSY)
 """Of an open for writing: another process has a lease on the file, or runs it."""
 MAX_OTHERS = 1000
 """Names of what is no file of this user's, looked at in one call: another user may have made any number of them."""
+MAX_DIGITS = 18
+"""Of a region's number: those of higher ones come last."""
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
@@ -77,7 +79,12 @@ def _owner(name: str) -> str | None:
 
 def _order(name: str) -> int:
     """The runtime's file, of which there is one, before regions of low numbers before those of high ones."""
-    return 0 if name.startswith(REGISTERED) else len(name)
+    number = name.rpartition(":")[2]
+    return -1 if name.startswith(REGISTERED) else int(number) if _is_number(number) else sys.maxsize
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and text == str(int(text))
 
 
 def started_at(pid: int) -> float:

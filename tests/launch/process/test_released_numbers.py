@@ -20,6 +20,11 @@ LEAVES_A_MEMBER = """
         os.setpgid(0, 0)
         member = os.fork()
         if member == 0:
+            below = os.fork()
+            if below:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                os.close(write)
+                os._exit(-os.waitstatus_to_exitcode(os.wait()[1]))
             os.close(write)
             signal.pause()
         os.close(write)
@@ -41,7 +46,7 @@ def test_of_a_reaped_workers_group_only_what_the_worker_left_gets_a_signal():
         group = int(supervisor.stdout.readline())
         stranger = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, group))
         try:
-            assert supervisor.communicate("\n", timeout=60)[0] == "-15\n"
+            assert supervisor.communicate("\n", timeout=60)[0] == "15\n", "the signal of what is below the member"
             assert stranger.poll() is None
         finally:
             stranger.kill()

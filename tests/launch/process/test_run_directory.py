@@ -94,3 +94,22 @@ def test_a_folder_that_cannot_be_checked_is_not_secure(monkeypatch: pytest.Monke
     assert chosen(tmp_path / "missing") == "/tmp"
     monkeypatch.chdir(tmp_path)
     assert chosen(Path("missing")) == "/tmp"
+
+
+def test_an_own_folder_that_everyone_may_write_is_used_where_nothing_else_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a Kubernetes pod that is read-only but for an emptyDir; not while a safe folder is only full."""
+    shared, full = tmp_path / "shared", tmp_path / "full"
+    for folder in (shared, full):
+        folder.mkdir()
+    shared.chmod(0o777)
+    environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(shared)}
+    monkeypatch.setattr(run_directory, "_takes_files", lambda parent: False)
+    monkeypatch.setattr(run_directory, "TEMPORARY", (str(full),))
+    with pytest.raises(LaunchError):
+        make_private_path(choose_private_path(environ))
+    monkeypatch.setattr(run_directory, "TEMPORARY", ("/missing",))
+    path = choose_private_path(environ)
+    make_private_path(path)
+    assert os.path.dirname(path) == str(shared)

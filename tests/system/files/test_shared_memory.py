@@ -211,6 +211,16 @@ def test_names_of_another_user_delay_nothing_and_keep_no_file_from_its_removal(f
     assert not set(own) & set(os.listdir(folder))
 
 
+def test_no_other_name_comes_before_the_lowest_number(folder, monkeypatch):
+    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5)
+    for other in ("!", "+", "-1", "", "00", "1", "2", "3"):
+        os.mkdir(f"{folder}/{PID}:{os.getuid()}:{other}")
+    own = f"{PID + 1}:{os.getuid()}:0"
+    make(folder, own)
+    shared_memory.remove_shared_memory({PID, PID + 1}, since=0, folder=folder)
+    assert own not in os.listdir(folder)
+
+
 def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
     monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
     for number in range(20):
