@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -130,14 +131,14 @@ def pipes_of_this_process():
 def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
     """It may end while it is paused."""
     control, arrivals = os.pipe()
-    signalled = []
+    signalled, threads = [], threading.active_count()
 
     def signal_group(pid, number):
         signalled.append((number, is_child(pid)))
         if number == signal.SIGTSTP:
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: not alive(pid), "the end of the command")
-            time.sleep(0.5)  # For the thread that waits for the end.
+            eventually(lambda: threading.active_count() == threads, "the end of the thread that waits for it")
             os.write(arrivals, bytes([signal.SIGCONT]))
 
     monkeypatch.setattr("cpulaunch.measure.child_process.signal_group", signal_group)
@@ -150,7 +151,7 @@ def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
 
 
 THREAD_TRACED = """
-import ctypes, os, sys, threading, time
+import ctypes, os, signal, threading, time
 thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
 thread.start()
 read, write = os.pipe()
@@ -158,7 +159,7 @@ if os.fork() == 0:
     os.setsid()
     assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) == 0  # PTRACE_SEIZE
     os.write(write, b"1")
-    time.sleep(600)
+    signal.pause()
 os.read(read, 1)
 os._exit(3)
 """

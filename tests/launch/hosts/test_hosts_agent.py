@@ -65,7 +65,7 @@ def test_a_rank_that_stops_the_agent_fails_all_the_same(host, signal):
 
 
 TRACES_THE_AGENT = """
-import ctypes, os, time
+import ctypes, os, signal
 ptrace, agent = ctypes.CDLL(None).ptrace, os.getppid()
 read, write = os.pipe()
 if os.fork() == 0:
@@ -73,7 +73,7 @@ if os.fork() == 0:
     for request in (0x4206, 0x4207):  # PTRACE_SEIZE, PTRACE_INTERRUPT
         ptrace(request, agent, 0, 0)
     os.write(write, b"1")
-    time.sleep(600)
+    signal.pause()
 os.read(read, 1)
 os._exit(3)
 """

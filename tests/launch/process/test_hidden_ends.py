@@ -249,13 +249,14 @@ THREAD_TRACED_BY_DAEMON = """
     import threading
     thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
     thread.start()
+    read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()
         assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) == 0
         say("tracer")
-        time.sleep(600)
-    while not os.path.exists("tracer"):
-        time.sleep(0.01)
+        os.write(write, b"1")
+        signal.pause()
+    os.read(read, 1)
     os._exit(3)
 """
 
@@ -276,7 +277,8 @@ def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_threa
         file.write(str(thread.native_id))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     say("ready")
-    time.sleep(600)
+    while True:
+        signal.pause()
     """
     process = launcher.start(python(SAYING + code), grace_seconds=GRACE, log_dir="logs")
     launcher.pid("ready")

@@ -44,7 +44,7 @@ def test_of_a_reaped_workers_group_only_what_the_worker_left_gets_a_signal():
     command = python(LEAVES_A_MEMBER)
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
         group = int(supervisor.stdout.readline())
-        stranger = subprocess.Popen(["sleep", "600"], preexec_fn=lambda: os.setpgid(0, group))
+        stranger = subprocess.Popen(["sleep", "600"], process_group=group)
         try:
             assert supervisor.communicate("\n", timeout=60)[0] == "15\n", "the signal of what is below the member"
             assert stranger.poll() is None
