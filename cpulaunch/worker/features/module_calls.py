@@ -87,20 +87,23 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         grad = _is_grad_enabled()
         is_to_infer = infers and grad and not training and not state.inside
         run = runs.get((id(self), training, grad and not is_to_infer))
-        if run is None or run.left <= 0 or run.until < _clock() or (is_to_infer and _may_need_gradients(self)):
+        started = _clock()
+        if run is None or run.left <= 0 or run.until < started or (is_to_infer and _may_need_gradients(self)):
             return wrapper.call(self, args, kwargs)
         run.left -= 1
         state.unwrapped = True
         try:
             if is_to_infer:
                 _set_grad_enabled(False)
-            if is_torchs and self._compiled_call_impl is None:
-                return self._call_impl(*args, **kwargs)
-            return original(self, *args, **kwargs)
+            is_usual = is_torchs and self._compiled_call_impl is None
+            result = self._call_impl(*args, **kwargs) if is_usual else original(self, *args, **kwargs)
         finally:
             state.unwrapped = False
             if is_to_infer:
                 _set_grad_enabled(True)
+        if _clock() - started > run.longest:
+            wrapper.notice(self, args, kwargs, started)
+        return result
 
     hide_from_dynamo(__call__)
     return __call__
@@ -172,6 +175,14 @@ class CallWrapper:
         """Whether each top-level call of the module must be seen, as its result may have another memory layout."""
         return self._layout is not None and bool(self._layout.guards(module))
 
+    def notice(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], started: float) -> None:
+        """Effect: as Chooser.notice, after a call that began at the time `started`."""
+        now = _clock()
+        try:
+            self.chooser.notice(module, args, kwargs, now - started, now=now)
+        except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
+            self._report_unreadable(module, error)
+
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call, or of a call inside a module that could not be captured."""
         if _must_run_unwrapped(module):
@@ -231,10 +242,11 @@ class CallWrapper:
             return self.modes.run_as_is(module, args, kwargs)
         if turn is None:
             return self._unmeasured(unmeasured, module, args, kwargs)
-        mode, modes = turn.mode, self.modes
+        mode, modes, cost = turn.mode, self.modes, 0.0
         progress, waiting, preparing = modes.progress(), modes.pending(), modes.preparing_seconds()
         if mode == PLAIN:
-            started = _clock()
+            cost = (now := _clock()) - started
+            started = now
         try:
             result = modes.run(mode, module, args, kwargs)
         except BaseException:
@@ -246,6 +258,7 @@ class CallWrapper:
         self.chooser.add(turn, seconds, now=now, steady=steady, pending=pending)
         if modes.is_over(module, mode):
             self.chooser.remove(module, mode)
+        turn.spend(cost + _clock() - now)
         return result
 
     def _unmeasured(self, mode: str | None, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,9 +5,6 @@ from __future__ import annotations
 SHARE = 0.01
 """The share of the time of a module's calls that later trials of modes may cost."""
 
-MEASURING_SECONDS = 40e-6
-"""What measuring a call costs: it is not in the call's own duration."""
-
 MEASURING_SHARE = 0.01
 """The share of the time of a module's calls that further measuring of calls whose mode is chosen may cost."""
 
@@ -16,23 +13,27 @@ START_UPS = 4
 
 
 class Account:
-    """Seconds of a module's calls, and seconds by which tried modes exceeded the chosen one."""
+    """Seconds of a module's calls, seconds by which tried modes exceeded the chosen one, and seconds of measuring.
 
-    __slots__ = ("_start_ups", "measured", "spent", "total")
+    What measuring costs is not in the durations of plain calls. Of a call of milliseconds it may be 5 %, as what it
+    needs is not in the CPU's caches any more.
+    """
+
+    __slots__ = ("_start_ups", "measuring", "spent", "total")
 
     def __init__(self) -> None:
         self.total = 0.0
         self.spent = 0.0
-        self.measured = 0
+        self.measuring = 0.0
         self._start_ups: dict[tuple[str, ...], int] = {}
 
     def credit(self, ranks: int = 1) -> float:
         """Seconds that trials may cost now, in each of so many ranks."""
         return SHARE / ranks * self.total - self.spent
 
-    def measurements(self) -> int:
-        """How many more calls may be measured now, besides those that are sampled."""
-        return max(0, int(MEASURING_SHARE * self.total / MEASURING_SECONDS) - self.measured)
+    def may_measure(self) -> bool:
+        """Whether a call may be measured now, besides those that are sampled."""
+        return self.measuring < MEASURING_SHARE * self.total
 
     def add(self, seconds: float, *, excess: float = 0.0) -> None:
         """Effect: counts a call, and the seconds by which it exceeded one in the chosen mode."""

@@ -15,29 +15,21 @@ from torch import nn
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.ledger.family import ModuleFamilies
 from cpulaunch.worker.ledger.module_ledger import ModuleLedger
-from cpulaunch.worker.ledger.runs import UnmeasuredRun
+from cpulaunch.worker.ledger.runs import (
+    FIRST_RUN,
+    FIRST_SLACK,
+    FULL_RUN_CALLS,
+    LAST_RUN,
+    LAST_SLACK,
+    LONG_CALL,
+    LONG_CALL_SECONDS,
+    OTHER_RUN_SECONDS,
+    RUN_SECONDS,
+    Turn,
+    UnmeasuredRun,
+)
 from cpulaunch.worker.ledger.signature import Signatures, describe
 from cpulaunch.worker.reporting.events import report_event
-
-FIRST_RUN, LAST_RUN = 16, 1024
-"""Calls of a module for which a mode is chosen that run without being measured: doubled after each measured one."""
-
-RUN_SECONDS, OTHER_RUN_SECONDS = 2.0, 0.05
-"""Calls that run without being measured take no longer than this in total, in plain and in another mode.
-
-In another mode, only short calls gain from not being measured, and a change must be noticed sooner.
-"""
-
-FIRST_SLACK, LAST_SLACK = 1.5, 96.0
-"""A run that takes longer than expected by this factor ends, as some of it may have been of another signature, and
-LAST_RUN calls after it are measured, as far as MEASURING_SHARE allows. The factor is doubled each time until a choice
-changes, and from the second time on, a share of as many calls as in the run is measured that is halved each time: a
-program may wait between its calls.
-"""
-
-FULL_RUN_CALLS = 256
-"""After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
-calls, of another signature, may have been among them."""
 
 RETRY_SECONDS = 1.0
 """Seconds, or else LAST_RUN calls, after which modes of a module are found out again where only plain was possible."""
@@ -53,15 +45,6 @@ Flags = tuple[bool, bool, bool]
 
 ALL_FLAGS = ((False, False), (False, True), (True, False), (True, True))
 """The flags that distinguish the runs of a module."""
-
-
-class Turn:
-    """One call that is being measured: what it was chosen for, and in which mode it runs."""
-
-    __slots__ = ("entry", "is_step", "mode", "signature")
-
-    def __init__(self, entry: ModuleEntry, signature: Any, mode: str, *, is_step: bool) -> None:
-        self.entry, self.signature, self.mode, self.is_step = entry, signature, mode, is_step
 
 
 class ModuleEntry:
@@ -205,6 +188,20 @@ class Chooser:
         """
         turn.entry.step, turn.entry.has_failed = None, True
 
+    def notice(self, module: nn.Module, args: Any, kwargs: dict[str, Any], seconds: float, *, now: float) -> None:
+        """Effect: ends the plain run in which a call has taken long, and counts the call if another mode may suit it.
+
+        `seconds`: its duration. `now`: the time, in seconds.
+        """
+        with self._lock:
+            entry, flags = self._entry(module), _flags(module)
+            run = self.runs.get((entry.address, *flags[:2]))
+            self._end_run(entry, flags[:2], now)
+            signature, modes = (flags, entry.signatures.of(args, kwargs)), entry.modes.get(flags)
+            if run is not None and run.chosen is not None and modes and signature not in run.chosen:
+                entry.ledger.next(signature, modes)
+                self._count(Turn(entry, signature, PLAIN, is_step=False), seconds, steady=True)
+
     def seconds(self, module: nn.Module) -> float:
         """The duration of the module's calls so far; those that were not measured count as typical ones."""
         entry = self._entries.get(id(module))
@@ -306,9 +303,8 @@ class Chooser:
         decision = entry.ledger.decisions.get(signature)
         if decision is None or decision.chosen is None or decision.is_sampling:
             return False
-        if entry.to_measure > 0 and entry.ledger.account.measurements():
+        if entry.to_measure > 0 and entry.ledger.account.may_measure():
             entry.to_measure -= 1
-            entry.ledger.account.measured += 1
             return False
         entry.to_measure = 0
         mode = decision.chosen
@@ -324,8 +320,12 @@ class Chooser:
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
         is_seen = mode != PLAIN or is_mixed or self._is_seen(entry)
-        until = now + (entry.other_slack if is_seen else entry.slack) * size * typical
-        self._start_run(entry, UnmeasuredRun(mode, size, signature, until=until, chosen=chosen), is_seen=is_seen)
+        run = UnmeasuredRun(mode, size, signature, chosen=chosen)
+        if is_seen or is_step:
+            run.until = now + (entry.other_slack if is_seen else entry.slack) * size * typical
+        else:
+            run.longest = LONG_CALL * typical + LONG_CALL_SECONDS
+        self._start_run(entry, run, is_seen=is_seen)
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
 

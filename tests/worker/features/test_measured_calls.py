@@ -79,6 +79,32 @@ def test_a_graph_that_pays_is_used(tmp_path: Path, clocked) -> None:
     assert set(clock.ran[-20:]) == {"graph"}
 
 
+class TakesTimePerRow(nn.Linear):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(16, 16)
+        self.clock = clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock.now += len(x)
+        return super().forward(x)
+
+
+def test_a_long_call_among_those_that_are_not_measured_ends_their_run(tmp_path: Path, clocked) -> None:
+    clock = clocked({"autocast": 9.0, "weights": 9.0, "plain": 0.0})
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
+        model = TakesTimePerRow(clock).eval()
+        short, long = torch.randn(1, 16), torch.randn(50, 16)
+        for _ in range(100):
+            model(short)
+        while clock.ran:  # The next run begins.
+            clock.ran.clear()
+            model(short)
+        model(long)
+        assert not clock.ran
+        model(short)
+        assert clock.ran == ["plain"]
+
+
 def test_the_time_of_a_capture_is_not_that_of_its_call(plugin: Plugin, clocked, monkeypatch) -> None:
     """Nor is that of another thread's capture."""
     clock, counted = clocked({"graph": 0.5, "plain": 1.0}), []
