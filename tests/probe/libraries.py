@@ -6,9 +6,9 @@ from pathlib import Path
 MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
-def elf_header(machine: int = 62, *, elf_class: int = 2) -> bytes:
-    """The first 20 bytes of a little-endian shared library."""
-    return b"\x7fELF" + bytes([elf_class, 1, 1]) + bytes(9) + struct.pack("<HH", 3, machine)
+def elf_header(machine: int = 62, *, elf_class: int = 2, order: str = "<") -> bytes:
+    """The first 20 bytes of a shared library."""
+    return b"\x7fELF" + bytes([elf_class, " <>".index(order), 1]) + bytes(9) + struct.pack(f"{order}HH", 3, machine)
 
 
 def library(root: Path, name: str, *, machine: int = 62) -> Path:

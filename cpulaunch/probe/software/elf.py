@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from cpulaunch.system.root import Root
 
     Found = TypeVar("Found")
+    Default = TypeVar("Default")
 
 MACHINES = {
-    "x86_64": (2, 62),
-    "i686": (1, 3),
-    "i386": (1, 3),
-    "aarch64": (2, 183),
-    "armv7l": (1, 40),
-    "ppc64": (2, 21),
-    "ppc64le": (2, 21),
-    "s390x": (2, 22),
-    "riscv64": (2, 243),
-    "loongarch64": (2, 258),
+    "x86_64": (2, 1, 62),
+    "i686": (1, 1, 3),
+    "i386": (1, 1, 3),
+    "aarch64": (2, 1, 183),
+    "armv7l": (1, 1, 40),
+    "ppc64": (2, 2, 21),
+    "ppc64le": (2, 1, 21),
+    "s390x": (2, 2, 22),
+    "riscv64": (2, 1, 243),
+    "loongarch64": (2, 1, 258),
 }
-"""(ELF class, e_machine) by `uname -m`."""
+"""By `uname -m`: ELF class (1: 32 bits, 2: 64), order of bytes (1: little-endian, 2: big-endian), e_machine."""
 
 PT_LOAD, PT_DYNAMIC = 1, 2
 DT_STRTAB, DT_SYMTAB, DT_RPATH, DT_RUNPATH, DT_GNU_HASH = 5, 6, 15, 29, 0x6FFFFEF5
@@ -44,7 +45,8 @@ def fits(header: bytes | None, arch: str) -> bool:
     if header is None or len(header) < 20 or header[:4] != b"\x7fELF":
         return False
     machine: int = struct.unpack_from("<H" if header[5] == 1 else ">H", header, 18)[0]
-    return MACHINES.get(arch, (header[4], machine)) == (header[4], machine)
+    found = (header[4], header[5], machine)
+    return MACHINES.get(arch, found) == found
 
 
 def exports(root: Root, name: str, symbol: str) -> bool:
@@ -55,15 +57,15 @@ def exports(root: Root, name: str, symbol: str) -> bool:
     return _read(root, name, lambda file: _exports(file, symbol.encode()), default=False)
 
 
-def run_path(root: Root, name: str) -> tuple[str, ...]:
+def run_path(root: Root, name: str) -> tuple[str, ...] | None:
     """Where the loader looks for what a library needs: the entries of DT_RPATH and DT_RUNPATH, as they are written.
 
-    Empty for what is no 64-bit little-endian shared library.
+    None if it cannot be read, as of what is no 64-bit little-endian shared library.
     """
-    return _read(root, name, _run_path, default=())
+    return _read(root, name, _run_path, default=None)
 
 
-def _read(root: Root, name: str, look: Callable[[int], Found], *, default: Found) -> Found:
+def _read(root: Root, name: str, look: Callable[[int], Found], *, default: Default) -> Found | Default:
     """What is found in the opened file; the default if it cannot be read."""
     try:
         descriptor = root.open(name)

@@ -73,7 +73,9 @@ def _untrusted_part(path: str) -> str | None:
 
     if (reason := untrusted_part(path)) is not None:
         return reason
-    for entry in run_path(Root(), path):
+    if (entries := run_path(Root(), path)) is None:
+        return "its RUNPATH cannot be read"
+    for entry in entries:
         folder = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", os.path.dirname(path))
         if not folder.startswith("/") or "$" in folder:
             return f"{entry or 'the current folder'} is in its RUNPATH"

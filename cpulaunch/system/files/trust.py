@@ -39,18 +39,18 @@ if another user mounted that."""
 def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
     """What on the way to code to load or run, links included, others may change, and why; None if nothing.
 
-    What is missing, others may put there. With `may_be_missing` it is safe where they cannot.
+    What is missing, others may put there. With `may_be_missing` it is safe where they cannot, and so is what is in a
+    safe folder that this user cannot enter, from which nothing is loaded.
     """
     try:
         reasons = (f"{part[0]} {reason}" for part in _parts(path) if (reason := _writer(part)) is not None)
         return next(reasons, None)
-    except FileNotFoundError as error:
-        parent = os.path.dirname(error.filename)
-        if may_be_missing and not _is_shared(parent, os.stat(parent)):
-            return None
-        return f"{error.filename} is missing"
     except OSError as error:
-        return f"{error.filename} cannot be checked ({error.strerror})"
+        is_missing, parent = isinstance(error, FileNotFoundError), os.path.dirname(error.filename)
+        is_closed = isinstance(error, PermissionError)
+        if may_be_missing and (is_missing or is_closed) and not _is_shared(parent, os.stat(parent)):
+            return None
+        return f"{error.filename} {'is missing' if is_missing else f'cannot be checked ({error.strerror})'}"
     except ValueError as error:  # It has a NUL, as a file may name it.
         return f"{path} cannot be checked ({error})"
 

@@ -121,7 +121,10 @@ def test_a_damaged_loader_cache_is_ignored(root: Path, size: int) -> None:
     assert found(root) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"INPUT(-ljemalloc)", elf_header(183), elf_header(3, elf_class=1)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"INPUT(-ljemalloc)", elf_header(183), elf_header(3, elf_class=1), elf_header(62, order=">")],
+)
 def test_a_library_for_another_machine_is_left_out(root: Path, content: bytes) -> None:
     library(root, f"{MULTIARCH}/libjemalloc.so.2").write_bytes(content)
     assert found(root) == []
@@ -217,6 +220,16 @@ def test_a_library_that_looks_for_others_where_anyone_may_put_them_is_untrusted(
     libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ=environ)
     [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
     assert untrusted == (reason.format(private=private) if reason else None)
+
+
+@pytest.mark.parametrize(
+    ("arch", "header"), [("i686", elf_header(3, elf_class=1)), ("s390x", elf_header(22, order=">"))]
+)
+def test_a_library_whose_run_path_cannot_be_read_is_untrusted(private: Path, arch: str, header: bytes) -> None:
+    file = library(private, "lib/libjemalloc.so.2")
+    file.write_bytes(header + bytes(100))
+    found = read_libraries(Root(), arch, prefix=None, environ={"LD_LIBRARY_PATH": str(file.parent)})
+    assert [each.untrusted for each in found if each.path == str(file)] == ["its RUNPATH cannot be read"]
 
 
 def test_this_machines_libraries_are_real_files() -> None:

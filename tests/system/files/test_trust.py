@@ -12,7 +12,7 @@ import pytest
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.system.files.acls import ACL, nfs4_writer
 from cpulaunch.system.files.mounts import mounter
-from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_part
+from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_folder, untrusted_part
 from tests.probe.libraries import elf_header
 from tests.strangers import UID, as_other_user, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
@@ -144,7 +144,7 @@ def test_file_systems_of_other_users_are_found(mount: str, expected: str | None)
 IN_FUSE = """
 import os, subprocess, sys, time
 from cpulaunch.system.files.caches import others_access, read_lines
-from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_part
+from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_folder, untrusted_part
 server, point, content = sys.argv[1:]
 os.mkdir(point)
 server = [sys.executable, server, point, f"lib.so={content}", f"trials={content}"]
@@ -310,6 +310,25 @@ def test_what_is_missing_is_harmless_where_others_can_make_nothing(library: Path
     (folder / "own").mkdir()
     assert untrusted_part(f"{folder}/own/missing", may_be_missing=True) is None
     assert untrusted_part(f"{folder}/own/../missing", may_be_missing=True) == f"{folder}/missing is missing"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "is_safe"), [(0, 0, 0o700, True), (54321, 0, 0o700, False), (0, 54321, 0o1730, False)]
+)
+def test_what_is_in_a_folder_that_this_user_cannot_enter_is_not_loaded(
+    strangers: Path, owner: int, group: int, mode: int, is_safe: bool
+) -> None:
+    """The folder is root's, as /root is; or one that a third user may open, or in which a group makes files."""
+    os.chown(strangers, owner, group)
+    strangers.chmod(mode)
+
+    def check() -> None:
+        assert untrusted_part(f"{strangers}/lib") is not None
+        for reason in (untrusted_part(f"{strangers}/lib", may_be_missing=True), untrusted_folder(f"{strangers}/lib")):
+            assert (reason is None) == is_safe
+
+    as_stranger(check)
 
 
 def test_links_are_followed_as_the_kernel_does(library: Path, tmp_path: Path) -> None:
