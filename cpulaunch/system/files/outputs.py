@@ -60,7 +60,8 @@ def save_output(
         write_output(path, data, direct=direct)
     except OSError as error:
         reason = error.strerror or str(error)
-        beside = _save_beside(path, data) if direct is None else None
+        is_taken = isinstance(error, PermissionError | IsADirectoryError)  # Else another name would not help either.
+        beside = _save_beside(path, data) if direct is None and is_taken else None
         return _unwritable(output, path, reason if beside is None else f"{reason}; it is in {beside}")
     return None
 

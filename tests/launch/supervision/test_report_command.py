@@ -1,5 +1,6 @@
 """--report, --metric and --start-barrier as a user meets them: files, lines, exit codes."""
 
+import errno
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from cpulaunch.records.errors import CpulaunchError
+from cpulaunch.system.files import outputs
 from cpulaunch.system.files.outputs import REPORT, check_path, save_output
 from tests import json_output
 
@@ -186,6 +188,18 @@ def test_what_is_no_folder_is_an_error_without_effect(tmp_path):
     assert "the report cannot be written" in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
     assert (tmp_path / "r.json").read_text() == "before"
+
+
+def test_a_report_for_which_there_is_no_space_is_written_once(tmp_path, monkeypatch):
+    written = []
+
+    def write(path, data, **_):
+        written.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(outputs, "write_output", write)
+    error = save_output(REPORT, str(tmp_path / "r.json"), "content", direct=None)
+    assert (len(written), "No space left on device" in str(error)) == (1, True)
 
 
 def test_a_named_pipe_gets_the_report(tmp_path):
