@@ -20,7 +20,7 @@ from cpulaunch.system.files.reading import is_marked_lost, read_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 MAX_CODE = 255
 
@@ -76,18 +76,11 @@ def _are_texts(*values: object) -> bool:
     return all(value is None or isinstance(value, str) for value in values)
 
 
-def observed_ranks(directory: str, ranks: Iterable[int]) -> tuple[WorkerResult, ...]:
+def observed_ranks(directory: str, ranks: Sequence[int]) -> tuple[WorkerResult, ...]:
     """The ranks of a job that succeeded, with what each wrote about itself in the run's directory."""
-    return tuple(
-        WorkerResult(
-            index=rank, pid=0, exit_code=0, signal=None, observation=_observation(events_path(directory, rank))
-        )
-        for rank in ranks
-    )
-
-
-def _observation(path: str) -> Observation:
-    return Observation(wall_seconds=0.0, report=read_event_file(path))
+    reports = {rank: read_event_file(events_path(directory, rank), workers=len(ranks)) for rank in ranks}
+    seen = {rank: Observation(wall_seconds=0.0, report=report) for rank, report in reports.items()}
+    return tuple(WorkerResult(index=rank, pid=0, exit_code=0, signal=None, observation=seen[rank]) for rank in ranks)
 
 
 def job_result(

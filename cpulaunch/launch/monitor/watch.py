@@ -46,8 +46,8 @@ class Watch:
         self._ended_at: dict[int, float] = {}
         self._peaks: dict[int, int | None] = {}
         self._sampler = Sampler(clock) if plan.launch.reported else None
-        workers = frozenset(worker.index for worker in plan.workers)
-        self._barrier = _open_barrier(directory, workers) if plan.launch.start_barrier else None
+        self._workers = frozenset(worker.index for worker in plan.workers)
+        self._barrier = _open_barrier(directory, self._workers) if plan.launch.start_barrier else None
 
     def close(self) -> None:
         """Effect: closes all descriptors, and lets workers at the start barrier pass."""
@@ -104,7 +104,7 @@ class Watch:
         return Observation(
             wall_seconds=self._ended_at[worker] - self._started_at[worker],
             peak_memory_bytes=self._peaks[worker],
-            report=read_event_file(events_path(self._directory, worker)),
+            report=read_event_file(events_path(self._directory, worker), workers=len(self._workers)),
             samples=self._sampler.snapshots.get(worker, {}) if self._sampler is not None else {},
             memory=self._sampler.sizes.get(worker, {}) if self._sampler is not None else {},
         )

@@ -28,6 +28,8 @@ MAX_DEPTH = 8
 MAX_VALUES, MAX_ALL_VALUES = 1 << 16, 1 << 20
 """In lists and objects of an event, and of all events: each is two bytes in a file, but a line of a report. The largest
 checksum has about 26,000, in 13 bytes each."""
+MAX_LAUNCH_BYTES, MAX_LAUNCH_VALUES = 1 << 28, 1 << 24
+"""Read of the event files of all workers of a launch, and values in their events: each worker has an equal part."""
 MAX_ENTRIES = 10_000
 """Modules, choices, processes, names and the like of each kind."""
 MAX_MALFORMED = 10_000
@@ -79,18 +81,19 @@ class WorkerReport:
     """Whether an event could not be written, as for want of space."""
 
 
-def read_event_file(path: str) -> WorkerReport:
-    """The report in a worker's event file; an empty one if there is no regular file at the path."""
+def read_event_file(path: str, *, workers: int = 1) -> WorkerReport:
+    """The report in the event file of one of so many workers; an empty one if there is no regular file at the path."""
     try:
-        lines, unread_bytes = read_lines_at_ends(path, max_bytes=MAX_BYTES)
+        lines, unread_bytes = read_lines_at_ends(path, max_bytes=min(MAX_BYTES, MAX_LAUNCH_BYTES // workers))
     except OSError:
         return WorkerReport()
-    return replace(read_worker_report(lines), unread_bytes=unread_bytes, lost=is_marked_lost(path))
+    found = read_worker_report(lines, max_values=min(MAX_ALL_VALUES, MAX_LAUNCH_VALUES // workers))
+    return replace(found, unread_bytes=unread_bytes, lost=is_marked_lost(path))
 
 
-def read_worker_report(lines: Iterable[str]) -> WorkerReport:
+def read_worker_report(lines: Iterable[str], *, max_values: int = MAX_ALL_VALUES) -> WorkerReport:
     """The report that the lines of an event file add up to; malformed lines are counted."""
-    collected = _Collected()
+    collected = _Collected(max_values)
     ignored = 0
     for line in lines:
         if not line or line == "\n":
@@ -139,7 +142,7 @@ def _int(text: str) -> int | None:
 class _Collected:
     """The events so far, which must be added in the order in which they were written."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_values: int) -> None:
         self.main_pid: int | None = None
         self.settings: dict[str, tuple[int, dict[str, str]]] = {}
         self.captured: dict[str, dict[str, Any]] = {}
@@ -152,7 +155,7 @@ class _Collected:
         self.checksums: dict[str, tuple[dict[str, Any], ...]] = {}
         self.live: dict[int, dict[str, Any]] = {}
         self.conditions: dict[int, dict[str, Any]] = {}
-        self._values = 0
+        self._values_left = max_values
         self._replaceable: dict[tuple[str, str | int], int] = {}
         """How many of these values a later event of its kind, and of this name or pid, replaces."""
 
@@ -165,9 +168,9 @@ class _Collected:
         key = (kind, str(event.get("name")) if kind == "checksum" else pid)
         replaced = self._replaceable.get(key, 0)
         values = _values(event)
-        if values is None or values > min(MAX_VALUES, MAX_ALL_VALUES - self._values + replaced):
+        if values is None or values > min(MAX_VALUES, self._values_left + replaced):
             return False
-        self._values += values - replaced
+        self._values_left -= values - replaced
         if kind in REPLACING_EVENTS:
             self._replaceable[key] = values
         facts = {name: value for name, value in event.items() if name != "event"}

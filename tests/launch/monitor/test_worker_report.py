@@ -206,6 +206,19 @@ def test_the_first_and_the_last_events_of_a_large_file_count(tmp_path, monkeypat
     assert 0 <= report.unread_bytes - (len(text) - 1000) < 2 * len(METRIC % 9999)
 
 
+def test_each_worker_has_an_equal_part_of_what_is_read_of_a_launch(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_report, "MAX_LAUNCH_BYTES", 4000)
+    monkeypatch.setattr(worker_report, "MAX_LAUNCH_VALUES", 40)
+    events = tmp_path / "worker-0.jsonl"
+    text = "".join(METRIC % number for number in range(10_000))
+    events.write_text(text)
+    report = worker_report.read_event_file(str(events), workers=4)
+    assert report.metrics == {"a": 9999.0}
+    assert 0 <= report.unread_bytes - (len(text) - 1000) < 2 * len(METRIC % 9999)
+    events.write_text("".join(json.dumps(event("checksum", name=name, value=[{}] * 6)) + "\n" for name in "abc"))
+    assert worker_report.read_event_file(str(events), workers=4).ignored == 2
+
+
 def test_an_event_larger_than_any_is_ignored():
     line = json.dumps(event("warning", text="x" * worker_report.MAX_LINE))
     assert read_worker_report([line]) == WorkerReport(ignored=1)
