@@ -138,6 +138,13 @@ class DiagnosisRequest:
 
 FIGURES, FETCHES, TRACES = "figures-", "fetches-", "trace-"
 """How the names of the files begin in the folder of a request: of a process, of a DataLoader worker, and traces."""
+
+
+def figures_name(start: str, worker: int, pid: int) -> str:
+    """The name of a process's file of figures or fetches: it tells the workers of a launch apart."""
+    return f"{start}{worker}-{pid}.json"
+
+
 LOADED, IN_THREADS, STEPPING = "loaded-", "threads-", "steps-"
 """How the names of empty files begin that say how far a process has come, with its id behind.
 

@@ -140,6 +140,7 @@ def _diagnosis(
             states=launched.states,
             failure=launched.failure,
             unmeasured=launched.unmeasured,
+            ignored=launched.ignored,
             warm_up=line.warm_up,
         ),
     )

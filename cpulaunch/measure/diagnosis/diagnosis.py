@@ -26,12 +26,14 @@ MUCH_MEMORY = 0.4
 class Ending:
     """How far the program came. `states`: any of its processes. `failure`: how it ended, if not well.
 
-    `unmeasured`: why a process could not be measured. `warm_up`: the steps that do not count.
+    `unmeasured`: why a process could not be measured. `ignored`: files of figures that were left out. `warm_up`: the
+    steps that do not count.
     """
 
     states: frozenset[str] = frozenset()
     failure: str | None = None
     unmeasured: str | None = None
+    ignored: int = 0
     warm_up: int = 5
 
 
@@ -160,6 +162,9 @@ def _failure_notices(ending: Ending) -> list[str]:
         remarks.append(f"the program did not end well after these steps: {ending.failure}")
     if ending.unmeasured is not None:
         remarks.append(f"another process could not be measured: {ending.unmeasured}")
+    if ending.ignored:
+        files = f"{count_text(ending.ignored, 'file')} of figures {'was' if ending.ignored == 1 else 'were'}"
+        remarks.append(f"{files} left out: malformed, or more than is read of a launch")
     return remarks
 
 

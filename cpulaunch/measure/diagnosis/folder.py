@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 from cpulaunch.measure.diagnosis.figures import growths, read_figures
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
-from cpulaunch.system.files.reading import read_start
+from cpulaunch.system.files.reading import open_regular, read_from, read_start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias
+
     from cpulaunch.measure.diagnosis.figures import ProcessFigures
 
-MAX_BYTES = 1 << 22
-MAX_PROCESSES = 256
+    Content: TypeAlias = ProcessFigures | dict[str, float] | None
+    """What a process or a DataLoader worker wrote; None if it is malformed."""
+    Version: TypeAlias = tuple[int, int, int]
+    """Inode, bytes and time of the last change (in ns) of a file."""
+
+MAX_FILE_BYTES = 1 << 21
+"""Of a file that is read; the largest have some 300 KB."""
+MAX_FILES, MAX_BYTES = 1024, 1 << 26
+"""Read of one launch, of the files of all its processes together."""
 MAX_FAILURE = 300
+"""Characters of the reason why a process could not be measured."""
+NAME = re.compile(rf"({FIGURES}|{FETCHES})([0-9]{{1,10}})-([0-9]{{1,10}})[.]json")
+"""As `figures_name` makes them; those of files that are being written are longer."""
 
 
 def names_in(folder: str) -> frozenset[str]:
@@ -55,32 +69,100 @@ def read_failure(folder: str) -> str | None:
     return _text(f"{folder}/{names[0]}")[:MAX_FAILURE] if names else None
 
 
+def _text(path: str) -> str:
+    try:
+        return read_start(path, max_bytes=4 * MAX_FAILURE).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 def _processes(folder: str, start: str) -> frozenset[int]:
     found = (name.removeprefix(start) for name in names_in(folder) if name.startswith(start))
     return frozenset(int(text) for text in found if text.isascii() and text.isdigit())
 
 
-def read_folder(folder: str) -> tuple[ProcessFigures, ...]:
-    """The figures of all processes, with those of their DataLoader workers."""
-    names = sorted(names_in(folder))
-    found = []
-    for name in [name for name in names if name.startswith(FIGURES)][:MAX_PROCESSES]:
-        figures = read_figures(_text(f"{folder}/{name}"))
-        if figures is not None:
-            found.append(figures)
+class FiguresReader:
+    """Reads the figures in a folder. A file is read again only if another inode, size or time shows that it is new."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[Version, Content]] = {}
+        self.ignored = 0
+        """Files that the last reading left out: malformed ones, and those beyond MAX_FILES and MAX_BYTES."""
+
+    def read(self) -> tuple[ProcessFigures, ...]:
+        """The figures of all processes, with those of their DataLoader workers. Raises: LaunchError, as names_in."""
+        names = _in_turn(names_in(self._folder))
+        known, left = self._known, MAX_BYTES
+        self._known = {}
+        for name in names[:MAX_FILES]:
+            if (found := self._read(name, known.get(name), min(left, MAX_FILE_BYTES))) is not None:
+                self._known[name] = found
+                left -= found[0][1]
+        contents = [content for _, content in self._known.values() if content is not None]
+        self.ignored = len(names) - len(contents)
+        figures = [each for each in contents if not isinstance(each, dict)]
+        return _with_fetches(figures, [each for each in contents if isinstance(each, dict)])
+
+    def _read(self, name: str, known: tuple[Version, Content] | None, most: int) -> tuple[Version, Content] | None:
+        """The version and the content of a file; None if it cannot be read, or has more bytes than this."""
+        path = f"{self._folder}/{name}"
+        try:
+            if known is not None and known[0] == _version(os.lstat(path)):
+                return known if known[0][1] <= most else None
+            fd = open_regular(path)
+            try:
+                version = _version(os.fstat(fd))
+                if version[1] > most:
+                    return None
+                text = read_from(fd, version[1]).decode("utf-8", "replace")
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        return version, read_figures(text) if name.startswith(FIGURES) else _fetches(text)
+
+
+def _version(status: os.stat_result) -> Version:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _in_turn(names: Iterable[str]) -> list[str]:
+    """The names of files of figures: the first of each worker, then the second of each, and so on.
+
+    So a worker's flood of files takes no part of what is read of another. Of a worker, figures come first.
+    """
+    found = filter(None, map(NAME.fullmatch, names))
+    counts: dict[int, int] = {}
+    turns = []
+    for _, _, worker, name in sorted((it[1] == FETCHES, int(it[3]), int(it[2]), it[0]) for it in found):
+        turns.append((counts.setdefault(worker, 0), worker, name))
+        counts[worker] += 1
+    return [name for _, _, name in sorted(turns)]
+
+
+def _with_fetches(figures: list[ProcessFigures], workers: list[dict[str, float]]) -> tuple[ProcessFigures, ...]:
+    """The figures, with the sums of all DataLoader workers in those of processes that have some."""
+    if not workers:
+        return tuple(figures)
     fetches: dict[str, float] = {}
-    for name in [name for name in names if name.startswith(FETCHES)][:MAX_PROCESSES]:
-        for key, value in _with_busy(_numbers(_text(f"{folder}/{name}"))).items():
+    for sums in workers:
+        for key, value in sums.items():
             fetches[key] = fetches.get(key, 0.0) + value
-    if not fetches:
-        return tuple(found)
-    with_loaders = sum(bool(each.loader_workers) for each in found)
+    with_loaders = sum(bool(each.loader_workers) for each in figures)
     fetches["busy"] = fetches.get("busy", 0.0) / max(1, with_loaders)
-    return tuple(replace(each, fetches=fetches) if each.loader_workers else each for each in found)
+    return tuple(replace(each, fetches=fetches) if each.loader_workers else each for each in figures)
 
 
-def _with_busy(sums: dict[str, float]) -> dict[str, float]:
-    """The sums of a DataLoader worker, with `busy`: the CPUs that it wanted on average while it ran, from 0 to 1."""
+def _fetches(text: str) -> dict[str, float] | None:
+    """The sums in a DataLoader worker's file, with `busy`: the CPUs that it wanted on average, from 0 to 1.
+
+    None if it holds something else.
+    """
+    try:
+        sums = growths(json.loads(text))
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return None
     wall, wanted = sums.get("wall", 0.0), sums.get("cpu", 0.0) + sums.get("delay", 0.0)
     return sums | {"busy": min(1.0, wanted / wall) if wall > 0 else 0.0}
 
@@ -91,17 +173,3 @@ def read_trace(folder: str, pid: int) -> bytes | None:
         return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=1 << 30)
     except OSError:
         return None
-
-
-def _text(path: str) -> str:
-    try:
-        return read_start(path, max_bytes=MAX_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _numbers(text: str) -> dict[str, float]:
-    try:
-        return growths(json.loads(text))
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
-        return {}

@@ -7,7 +7,7 @@ import sys
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
 from cpulaunch.launch.process.program import child_environ
 from cpulaunch.measure.child_process import run_child
-from cpulaunch.measure.diagnosis.folder import read_failure, read_folder, read_states
+from cpulaunch.measure.diagnosis.folder import FiguresReader, read_failure, read_states
 from cpulaunch.measure.diagnosis.progress import Measurement
 from cpulaunch.measure.execution import plain_command
 from cpulaunch.measure.last_message import last_message
@@ -29,13 +29,15 @@ NO_SETTINGS = "{}"
 class DiagnosedLaunch:
     """What a launch left. `states`: how far its processes came. `failure`: how it failed, if it did.
 
-    `unmeasured`: why a process could not be measured, though nothing was wrong with the program.
+    `unmeasured`: why a process could not be measured, though nothing was wrong with the program. `ignored`: files of
+    figures that are malformed, or beyond what is read of a launch.
     """
 
     figures: tuple[ProcessFigures, ...] = ()
     states: frozenset[str] = frozenset()
     failure: str | None = None
     unmeasured: str | None = None
+    ignored: int = 0
 
 
 def diagnose_plain(
@@ -76,11 +78,13 @@ def _finished(
 ) -> DiagnosedLaunch:
     enough = None if request.to_end else Measurement(request.folder).is_complete
     child = run_child(command, setup, limit_seconds=limit, enough=enough, guarded=guarded)
+    reader = FiguresReader(request.folder)
     return DiagnosedLaunch(
-        figures=read_folder(request.folder),
+        figures=reader.read(),
         states=read_states(request.folder),
         failure=None if child.enough else _failure(child, limit),
         unmeasured=read_failure(request.folder),
+        ignored=reader.ignored,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from cpulaunch.measure.diagnosis.folder import failed_processes, names_in, read_folder, stepping_processes
+from cpulaunch.measure.diagnosis.folder import FiguresReader, failed_processes, stepping_processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Measurement:
         self._folder = folder
         self._clock = clock
         self._is_alive = is_alive or _is_alive
-        self._names: frozenset[str] = frozenset()
+        self._reader = FiguresReader(folder)
         self._begun: float | None = None
         self._enough: float | None = None
         self._unmeasured: frozenset[int] = frozenset()
@@ -39,11 +39,8 @@ class Measurement:
         As many processes as a job has on this host have been measured, and so have all others that make steps and
         still run; for these it waits as long again as the first ones took. Raises: LaunchError if the folder is gone.
         """
-        names = names_in(self._folder)
         now = self._clock()
-        if names != self._names:
-            self._names = names
-            self._look(now)
+        self._look(now)
         if self._enough is None:
             return False
         begun = now if self._begun is None else self._begun
@@ -51,7 +48,7 @@ class Measurement:
         return now - self._enough >= patience or not any(map(self._is_alive, self._unmeasured))
 
     def _look(self, now: float) -> None:
-        measured = [each for each in read_folder(self._folder) if each.steps > 0]
+        measured = [each for each in self._reader.read() if each.steps > 0]
         failed = failed_processes(self._folder)
         stepping = stepping_processes(self._folder) - failed
         if stepping and self._begun is None:

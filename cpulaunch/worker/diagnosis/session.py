@@ -14,7 +14,16 @@ from time import perf_counter, thread_time
 
 import torch
 
-from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
+from cpulaunch.records.torch_settings import (
+    FAILED,
+    FETCHES,
+    FIGURES,
+    IN_THREADS,
+    LOADED,
+    STEPPING,
+    TRACES,
+    figures_name,
+)
 from cpulaunch.system.files.writing import replace
 from cpulaunch.system.process_snapshot import snapshot
 from cpulaunch.worker.diagnosis import phases as phase_names
@@ -282,12 +291,16 @@ class Session:
 
     def _write(self, figures: dict[str, Any]) -> None:
         self._written = True
-        folder = self.request.folder
         if self.request.trace:
             with suppress(Exception):  # The program goes on without the trace.
-                self._window.export(os.path.join(folder, f"{TRACES}{os.getpid()}.json"))
+                self._window.export(os.path.join(self.request.folder, f"{TRACES}{os.getpid()}.json"))
+        self._replace(FIGURES, figures)
+
+    def _replace(self, start: str, figures: dict[str, Any]) -> None:
+        """Effect: this process's file whose name starts so holds the figures; it stays as it was on a full disk."""
+        name = figures_name(start, self.index, os.getpid())
         with suppress(OSError):
-            replace(os.path.join(folder, f"{FIGURES}{os.getpid()}.json"), json.dumps(figures).encode())
+            replace(os.path.join(self.request.folder, name), json.dumps(figures).encode())
 
     def loaded(self) -> None:
         """Effect: the command that watches the folder knows that this process has loaded torch."""
@@ -315,8 +328,7 @@ class Session:
         if now - self._fetches_written >= FETCH_PAUSE_SECONDS:
             self._fetches_written = now
             sums["delay"] = thread_delay() - self._fetches_delay
-            with suppress(OSError):
-                replace(os.path.join(self.request.folder, f"{FETCHES}{os.getpid()}.json"), json.dumps(sums).encode())
+            self._replace(FETCHES, sums)
 
     def at_exit(self) -> None:
         """Effect: a program that ends early leaves figures of the steps there were, not of what it did after them."""

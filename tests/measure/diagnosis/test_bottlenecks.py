@@ -11,11 +11,11 @@ from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of, overhead, senten
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import diagnosis_text
 from cpulaunch.measure.diagnosis.figures import read_figures
-from cpulaunch.measure.diagnosis.folder import read_folder
+from cpulaunch.measure.diagnosis.folder import FiguresReader
 from cpulaunch.measure.diagnosis.rates import NO_CEILINGS, Ceilings, rates
 from cpulaunch.measure.diagnosis.shares import shares_of
 from cpulaunch.records.record import replace
-from cpulaunch.records.torch_settings import FETCHES, FIGURES
+from cpulaunch.records.torch_settings import FETCHES, FIGURES, figures_name
 from tests import json_output
 from tests.measure.diagnosis.given import data, figures, window
 
@@ -312,10 +312,11 @@ def test_what_is_no_figures_is_not_read(text):
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"wall": NaN}', '{"cpu": 1e999}', f'{{"cpu": {"9" * 400}}}', "3"])
 def test_what_is_no_sums_of_a_loaders_worker_is_left_out(text, tmp_path):
-    (tmp_path / f"{FIGURES}7.json").write_text(json.dumps(data(loader_workers=2)))
-    (tmp_path / f"{FETCHES}8.json").write_text(text)
-    [found] = read_folder(str(tmp_path))
-    assert found.fetches == {"busy": 0.0}
+    (tmp_path / figures_name(FIGURES, 0, 7)).write_text(json.dumps(data(loader_workers=2)))
+    (tmp_path / figures_name(FETCHES, 0, 8)).write_text(text)
+    reader = FiguresReader(str(tmp_path))
+    [found] = reader.read()
+    assert (found.fetches, reader.ignored) == ({}, 1)
 
 
 def test_hostile_figures_are_not_read():

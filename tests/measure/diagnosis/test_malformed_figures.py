@@ -12,9 +12,9 @@ from cpulaunch.measure.diagnosis.diagnosis import diagnosis_of
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import LABELS, diagnosis_text
 from cpulaunch.measure.diagnosis.figures import read_figures
-from cpulaunch.measure.diagnosis.folder import read_folder
+from cpulaunch.measure.diagnosis.folder import FiguresReader
 from cpulaunch.measure.diagnosis.rates import Ceilings
-from cpulaunch.records.torch_settings import FETCHES, FIGURES
+from cpulaunch.records.torch_settings import FETCHES, FIGURES, figures_name
 from tests.measure.diagnosis.given import data, window
 
 MACHINE = ProcessLimits(cpus=frozenset({0, 1}), threads=2, nodes={0: 0, 1: 1}, remote_slowdown=2.0)
@@ -105,8 +105,8 @@ def test_absurd_sizes_of_what_is_moved_take_no_memory(bits):
 
 
 def test_absurd_figures_of_loaders_do_not_add_up_to_infinity(tmp_path):
-    (tmp_path / f"{FIGURES}7.json").write_text(json.dumps(data(loader_workers=2)))
+    (tmp_path / figures_name(FIGURES, 0, 7)).write_text(json.dumps(data(loader_workers=2)))
     for pid in (8, 9):
-        (tmp_path / f"{FETCHES}{pid}.json").write_text('{"seconds": 1.7e308, "delay": 1.7e308}')
-    [found] = read_folder(str(tmp_path))
+        (tmp_path / figures_name(FETCHES, 0, pid)).write_text('{"seconds": 1.7e308, "delay": 1.7e308}')
+    [found] = FiguresReader(str(tmp_path)).read()
     json.dumps(found.fetches, allow_nan=False)

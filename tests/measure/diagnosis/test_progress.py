@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 
+from cpulaunch.measure.diagnosis import folder as folders
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.folder import (
+    FiguresReader,
     failed_processes,
     read_failure,
-    read_folder,
     read_states,
     stepping_processes,
 )
@@ -17,11 +18,16 @@ from cpulaunch.measure.diagnosis.progress import LEAST_WAIT_SECONDS, Measurement
 from cpulaunch.measure.diagnosis.rates import NO_CEILINGS
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
-from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING
+from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, figures_name
 from tests.measure.diagnosis.given import data, figures
 from tests.measure.diagnosis.test_bottlenecks import MACHINE
 
-READERS = (read_folder, read_states, read_failure, stepping_processes, failed_processes)
+
+def read_figures(folder):
+    return FiguresReader(folder).read()
+
+
+READERS = (read_figures, read_states, read_failure, stepping_processes, failed_processes)
 
 
 class Watched:
@@ -37,8 +43,9 @@ class Watched:
         (self.folder / f"{STEPPING}{pid}").touch()
         self.alive.add(pid)
 
-    def is_measured(self, pid, **changes):
-        (self.folder / f"{FIGURES}{pid}.json").write_text(json.dumps(data(pid=pid, **changes)))
+    def is_measured(self, pid, worker=0, **changes):
+        path = self.folder / figures_name(FIGURES, worker, pid)
+        path.write_text(json.dumps(data(pid=pid, index=worker, **changes)))
 
     def after(self, seconds):
         self.now += seconds
@@ -106,6 +113,77 @@ def test_others_that_have_ended_are_not_waited_for(watched):
     assert not watched.after(LEAST_WAIT_SECONDS / 2)
     watched.alive.remove(1)
     assert watched.after(0.01)
+
+
+@pytest.fixture
+def read_texts(monkeypatch):
+    """The texts that were read as figures so far."""
+    texts, read = [], folders.read_figures
+    monkeypatch.setattr(folders, "read_figures", lambda text: (texts.append(text), read(text))[1])
+    return texts
+
+
+def test_figures_are_read_once_however_many_come_later(watched, read_texts):
+    for pid in range(1, 31):
+        watched.is_measured(pid, participants=100)
+        assert not watched.after(1)
+    assert len(read_texts) == 30
+
+
+def test_figures_that_were_replaced_or_changed_are_read_again(watched, read_texts):
+    reader = FiguresReader(str(watched.folder))
+    watched.is_measured(1, steps=10)
+    watched.is_measured(2)
+    assert [each.steps for each in reader.read()] == [10, 10]
+    watched.is_measured(1, steps=11_000)
+    assert [each.steps for each in reader.read()] == [11_000, 10]
+    watched.is_measured(3, steps=12_000)
+    (watched.folder / figures_name(FIGURES, 0, 3)).rename(watched.folder / figures_name(FIGURES, 0, 1))
+    assert [each.steps for each in reader.read()] == [12_000, 10]
+    assert len(read_texts) == 4
+
+
+def test_a_workers_flood_of_files_takes_nothing_from_another_worker(watched, monkeypatch):
+    monkeypatch.setattr(folders, "MAX_FILES", 10)
+    for pid in range(1, 31):
+        watched.is_measured(pid)
+        (watched.folder / figures_name(FETCHES, 0, pid)).write_text('{"seconds": 1.0}')
+    watched.is_measured(40, worker=1, loader_workers=2)
+    for pid in (41, 42):
+        (watched.folder / figures_name(FETCHES, 1, pid)).write_text('{"seconds": 2.0}')
+    reader = FiguresReader(str(watched.folder))
+    figures = reader.read()
+    assert [each.pid for each in figures] == [1, 40, 2, 3, 4, 5, 6, 7]
+    assert figures[1].fetches["seconds"] == 4.0
+    assert reader.ignored == 63 - 10
+
+
+def test_large_files_of_a_worker_take_nothing_from_another_worker(watched, monkeypatch):
+    size = len(json.dumps(data()))
+    monkeypatch.setattr(folders, "MAX_BYTES", 40 * size)
+    monkeypatch.setattr(folders, "MAX_FILE_BYTES", 10 * size)
+    for pid in range(1, 31):
+        (watched.folder / figures_name(FIGURES, 0, pid)).write_text("x" * 10 * size)
+    watched.is_measured(40, worker=1)
+    reader = FiguresReader(str(watched.folder))
+    assert [each.pid for each in reader.read()] == [40]
+    assert reader.ignored == 30
+
+
+def test_a_file_that_is_being_written_is_no_figures(watched):
+    watched.is_measured(1)
+    (watched.folder / f"{figures_name(FIGURES, 0, 1)}.0123456789abcdef").write_text(json.dumps(data(pid=1)))
+    reader = FiguresReader(str(watched.folder))
+    assert ([each.pid for each in reader.read()], reader.ignored) == ([1], 0)
+
+
+def test_files_that_were_left_out_are_counted_and_said(watched):
+    watched.is_measured(1)
+    for pid in (2, 3):
+        (watched.folder / figures_name(FIGURES, 0, pid)).write_text("{")
+    reader = FiguresReader(str(watched.folder))
+    found = diagnosis_of(reader.read(), {}, MACHINE, NO_CEILINGS, ending=Ending(ignored=reader.ignored))
+    assert found.remarks == ("2 files of figures were left out: malformed, or more than is read of a launch",)
 
 
 def ending_with(step, **changes):

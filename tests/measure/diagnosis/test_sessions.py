@@ -9,7 +9,15 @@ import threading
 import pytest
 import torch
 
-from cpulaunch.records.torch_settings import FAILED, FIGURES, IN_THREADS, LOADED, STEPPING, DiagnosisRequest
+from cpulaunch.records.torch_settings import (
+    FAILED,
+    FIGURES,
+    IN_THREADS,
+    LOADED,
+    STEPPING,
+    DiagnosisRequest,
+    figures_name,
+)
 from cpulaunch.worker.diagnosis import counters, phases
 from cpulaunch.worker.diagnosis import session as sessions
 from cpulaunch.worker.diagnosis import window as windows
@@ -101,9 +109,9 @@ def test_a_forked_process_of_multiprocessing_that_ends_early_leaves_figures(tmp_
     child = multiprocessing.get_context("fork").Process(target=few_steps)
     child.start()
     child.join()
-    written = json.loads((tmp_path / f"{FIGURES}{child.pid}.json").read_text())
+    written = json.loads((tmp_path / figures_name(FIGURES, 0, child.pid)).read_text())
     assert (child.exitcode, written["seen_steps"]) == (0, 5)
-    assert not list(tmp_path.glob(f"{FIGURES}{os.getpid()}*"))
+    assert not list(tmp_path.glob(f"{FIGURES}*-{os.getpid()}*"))
 
 
 def test_a_training_after_an_evaluation_is_seen_by_the_profiler(session):
