@@ -14,8 +14,14 @@ if TYPE_CHECKING:
 STATE, PARENT, GROUP, FLAGS, THREADS, START, EXIT_CODE = 0, 1, 2, 6, 17, 19, 49
 """Indexes of the fields after the name. Source: proc_pid_stat(5)."""
 
-EXITING = 0x4
-"""Of a process in its exit. Source: Linux, include/linux/sched.h, PF_EXITING."""
+EXITING, LEAVING = 0x4, 0x8
+"""Flags of a thread in its exit; since Linux 5.16, the second one is set before a tracer may hold the thread there.
+
+Source: Linux, include/linux/sched.h, PF_EXITING and PF_POSTCOREDUMP; kernel/exit.c, do_exit; PTRACE_O_TRACEEXIT.
+"""
+
+MAX_NAMESPACES = 32
+"""Of pids, each in another one. Source: Linux, include/linux/pid_namespace.h, MAX_PID_NS_LEVEL."""
 
 MAX_DIGITS = 7
 """Of a process id. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
@@ -65,7 +71,8 @@ def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
     """Whether every thread of a process has ended, though the process may be unreaped; False if that is unknown.
 
     A thread that is traced stays until its tracer reaps it, and as long neither SIGCHLD, waitid(2) nor a pidfd shows
-    the end of its process. Source: Linux, kernel/exit.c, exit_notify and delay_group_leader.
+    the end of its process. One that its tracer holds in its exit counts as ended: not even SIGKILL makes it go on.
+    Source: Linux, kernel/exit.c, exit_notify and delay_group_leader; kernel/signal.c, prepare_signal.
     """
     tasks = f"{proc}/{pid}/task"
     try:
@@ -76,12 +83,14 @@ def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
         threads = os.listdir(tasks)
         # Listed again, as one that ended meanwhile may have started another.
         return all(_has_ended(f"{tasks}/{thread}") for thread in threads) and os.listdir(tasks) == threads
-    except (OSError, IndexError):
+    except (OSError, IndexError, ValueError):
         return False
 
 
 def _has_ended(path: str) -> bool:
-    return stat_fields(path)[STATE] in (b"Z", b"X")
+    fields = stat_fields(path)
+    is_held = fields[STATE] == b"t" and bool(int(fields[FLAGS]) & LEAVING)
+    return is_held or fields[STATE] in (b"Z", b"X")
 
 
 def has_ended_traced(pid: int) -> bool:
@@ -89,18 +98,19 @@ def has_ended_traced(pid: int) -> bool:
     return _pidfd_shows_end(pid) or all_threads_ended(pid) or _waits_in_exit(pid)
 
 
-def _waits_in_exit(pid: int) -> bool:
+def _waits_in_exit(pid: int, *, most: int = MAX_NAMESPACES) -> bool:
     """Whether the process is in its exit, in which it waits for children that have ended and that a tracer holds.
 
-    So does the first process of a pid namespace. Source: Linux, kernel/pid_namespace.c, zap_pid_ns_processes.
+    So does the first process of a pid namespace, also for that of one inside it, in at `most` so many namespaces.
+    Source: Linux, kernel/pid_namespace.c, zap_pid_ns_processes.
     """
     try:
         fields = stat_fields(f"/proc/{pid}")
         waits = fields[STATE] == b"S" and bool(int(fields[FLAGS]) & EXITING)
     except (OSError, IndexError, ValueError):
         return False
-    children = children_of(pid) if waits else ()
-    return bool(children) and all(map(all_threads_ended, children))
+    children = children_of(pid) if waits and most else ()
+    return bool(children) and all(all_threads_ended(each) or _waits_in_exit(each, most=most - 1) for each in children)
 
 
 def _pidfd_shows_end(pid: int) -> bool:

@@ -100,12 +100,13 @@ class FailureWatch:
         return children if stopped else list(filter(self._is_hidden, children))
 
     def _is_hidden(self, pid: int) -> bool:
-        """Whether the process has ended, and is not the supervisor's to reap before a thread of it is its tracer's."""
+        """Whether the process has ended, and is not the supervisor's to reap before a tracer lets go of a thread."""
         try:
-            threads = int(stat_fields(f"{self._proc}/{pid}")[THREADS])
+            fields = stat_fields(f"{self._proc}/{pid}")
+            is_shown = fields[STATE] == b"Z" and int(fields[THREADS]) == 1
         except (OSError, IndexError, ValueError):
             return False
-        return threads > 1 and all_threads_ended(pid, proc=self._proc)
+        return not is_shown and all_threads_ended(pid, proc=self._proc)
 
     def _failure_of(self, pid: int) -> int | None:
         """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import HIDE_CGROUPS
-from tests.launch.process.test_hostile_workers import GRACE, SAYING, SLACK_SECONDS, may_trace
+from tests.launch.process.test_hostile_workers import GRACE, HELD_AT_EXIT, SAYING, SEIZED, SLACK_SECONDS, may_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 SLEEPER = python("import time; time.sleep(600)")
@@ -57,18 +57,22 @@ def test_the_end_of_a_worker_is_seen_while_its_own_daemon_traces_it(launcher, pr
 
 TRACER = """
     import ctypes, sys, time
-    assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0
+    assert ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, int(sys.argv[2])) == 0
     print("traces", flush=True)
     time.sleep(600)
 """
 
 
+HOLDS = pytest.mark.parametrize("options", [SEIZED, HELD_AT_EXIT], ids=["traced", "held at its end"])
+
+
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_a_launch_ends_whose_worker_a_stopped_debugger_holds(launcher, tracing, number):
+@HOLDS
+def test_a_launch_ends_whose_worker_a_stopped_debugger_holds(launcher, tracing, number, options):
     """It is no process of the launch, and is left alone."""
     ending = "say('ready')\n    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
     process = launcher.start(python(f"{SAYING}    {ending}"), grace_seconds=GRACE, log_dir="logs")
-    command = python(TRACER, str(launcher.pid("ready")))
+    command = python(TRACER, str(launcher.pid("ready")), str(options))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as tracer:
         try:
             assert tracer.stdout.readline() == b"traces\n"
@@ -252,7 +256,7 @@ THREAD_TRACED_BY_DAEMON = """
     read, write = os.pipe()
     if os.fork() == 0:
         os.setsid()
-        assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) == 0
+        assert ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, int(sys.argv[1])) == 0
         say("tracer")
         os.write(write, b"1")
         signal.pause()
@@ -261,14 +265,17 @@ THREAD_TRACED_BY_DAEMON = """
 """
 
 
-def test_the_end_of_a_worker_is_seen_while_a_daemon_traces_a_thread_of_it(launcher, tracing):
+@HOLDS
+def test_the_end_of_a_worker_is_seen_while_a_daemon_traces_a_thread_of_it(launcher, tracing, options):
     """Neither SIGCHLD, waitid(2) nor a pidfd shows it."""
-    process = launcher.start(python(SAYING + THREAD_TRACED_BY_DAEMON), SLEEPER, grace_seconds=GRACE, log_dir="logs")
+    worker = python(SAYING + THREAD_TRACED_BY_DAEMON, str(options))
+    process = launcher.start(worker, SLEEPER, grace_seconds=GRACE, log_dir="logs")
     assert process.wait(GRACE + SLACK_SECONDS) == 3
     assert not alive(launcher.pid("tracer"))
 
 
-def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_thread(launcher, tracing):
+@HOLDS
+def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_thread(launcher, tracing, options):
     code = """
     import threading
     thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
@@ -282,7 +289,8 @@ def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_threa
     """
     process = launcher.start(python(SAYING + code), grace_seconds=GRACE, log_dir="logs")
     launcher.pid("ready")
-    with subprocess.Popen(python(TRACER, (launcher.dir / "thread").read_text()), stdout=subprocess.PIPE) as tracer:
+    command = python(TRACER, (launcher.dir / "thread").read_text(), str(options))
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as tracer:
         try:
             assert tracer.stdout.readline() == b"traces\n"
             process.send_signal(signal.SIGTERM)
@@ -292,16 +300,17 @@ def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_threa
             tracer.kill()
 
 
-NAMESPACE = ("unshare", "--pid", "--fork", "sh", "-c", "sleep 600 & wait")
+NAMESPACE, PROGRAM = ("unshare", "--pid", "--fork"), ("sh", "-c", "sleep 600 & wait")
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 def test_a_signal_ends_a_launch_in_whose_pid_namespace_a_stopped_debugger_holds_a_process(
-    launcher, tracing, namespaces
+    launcher, tracing, namespaces, depth
 ):
     """The first process of the namespace waits in its exit for the one that is held."""
-    process = launcher.start(list(NAMESPACE), grace_seconds=GRACE, log_dir="logs")
+    process = launcher.start([*NAMESPACE * depth, *PROGRAM], grace_seconds=GRACE, log_dir="logs")
     member = eventually(lambda: sleeping_below(process.pid), "the member of the namespace")
-    with subprocess.Popen(python(TRACER, str(member)), stdout=subprocess.PIPE) as tracer:
+    with subprocess.Popen(python(TRACER, str(member), str(SEIZED)), stdout=subprocess.PIPE) as tracer:
         try:
             assert tracer.stdout.readline() == b"traces\n"
             process.send_signal(signal.SIGTERM)
