@@ -273,17 +273,17 @@ def signal_child(pid: int, number: int) -> None:
         signal_process(pid, number)
 
 
-def signal_worker(pid: int, number: int, *, adopts: bool) -> None:
+def signal_worker(pid: int, number: int, *, adopts: bool, ended: bool = False) -> None:
     """Effect: sends this signal to a worker and the members of the group that it started in.
 
-    The worker itself may have left the group. Once it is reaped, its pid may name another group: where this process
-    `adopts` orphans, only its own descendants in the group then get the signal.
+    The worker itself may have left the group. Once it is reaped, its pid may name another process or group: where this
+    process `adopts` orphans, only its own descendants in the group then get the signal. `ended`: whether it is known to
+    have ended, by which it is reaped where waitid(2) is missing.
     """
-    if is_child(pid):
-        if _group_of(pid) != pid:
-            signal_process(pid, number)
-        signal_group(pid, number)
-    elif adopts:
+    reaped = not is_child(pid) or (ended and not hasattr(os, "waitid"))
+    if not reaped and _group_of(pid) != pid:
+        signal_process(pid, number)
+    if reaped and adopts:
         signal_descendants(pid, number)
     else:
         signal_group(pid, number)

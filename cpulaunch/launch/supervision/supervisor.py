@@ -300,7 +300,8 @@ class Supervisor:
         self.statuses[worker], self.ended_at[worker] = status, self._wall_clock()
 
     def _signal_worker(self, worker: int, number: int) -> None:
-        signal_worker(self.pids[worker], number, adopts=self._adopts_orphans)
+        ended = worker in self.statuses
+        signal_worker(self.pids[worker], number, adopts=self._adopts_orphans, ended=ended)
 
     def _gets(self, worker: int, number: int) -> bool:
         """Whether to send the signal: SIGUSR1, which opens logs again, would end a program that does not expect it."""

@@ -51,3 +51,22 @@ def test_of_a_reaped_workers_group_only_what_the_worker_left_gets_a_signal():
         finally:
             stranger.kill()
             stranger.wait()
+
+
+WITHOUT_WAITID = """
+    import os, signal
+    from cpulaunch.launch.process.processes import signal_worker
+    del os.waitid
+    stranger = os.fork()
+    if stranger == 0:
+        signal.pause()
+    signal_worker(stranger, signal.SIGTERM, adopts=False, ended=True)
+    os.kill(stranger, signal.SIGKILL)
+    print(-os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_without_waitid_the_number_of_an_ended_worker_gets_no_signal():
+    """As macOS before Python 3.13, where the end is known once the worker is reaped: here another process has it."""
+    done = subprocess.run(python(WITHOUT_WAITID), text=True, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == "9\n", "the signal that is not for the number of the worker"
