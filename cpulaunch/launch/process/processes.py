@@ -257,13 +257,16 @@ def continue_parent(pid: int) -> None:
         signal_process(pid, signal.SIGCONT)
 
 
-def continue_stopped(child: int) -> None:
-    """Effect: a child that a signal has stopped goes on, unless it is that of Ctrl-Z (SIGTSTP). Needs waitid(2)."""
+def continue_stopped(child: int, *, paused: bool) -> None:
+    """Effect: a child that a signal has stopped goes on, unless that is SIGTSTP while it is `paused` by Ctrl-Z.
+
+    Needs waitid(2).
+    """
     try:
         stopped = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG)
     except (AttributeError, ChildProcessError):
         return
-    if stopped is not None and stopped.si_status != signal.SIGTSTP:
+    if stopped is not None and not (paused and stopped.si_status == signal.SIGTSTP):
         signal_process(child, signal.SIGCONT)
 
 

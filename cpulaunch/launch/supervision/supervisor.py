@@ -48,7 +48,7 @@ from cpulaunch.records.host import count_text
 from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.process_state import has_ended_traced
-from cpulaunch.system.signals import SIGKILL, merged
+from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Supervisor:
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
-        self._all_ended = self._abandon_output = self._guard_is_gone = False
+        self._all_ended = self._abandon_output = self._guard_is_gone = self._is_paused = False
         self._parent = os.getppid()
         self._notify, self._on_started = options.notify, options.on_started
         self._notice_at: float | None = None
@@ -252,6 +252,8 @@ class Supervisor:
                 self._notice_at = self._clock() + INTERRUPT_NOTICE_SECONDS
             if number == signal.SIGUSR1:
                 reopen_logs(self._routing)
+            if number in OPPOSITES:
+                self._is_paused = number == SIGTSTP
             self._handle(SignalArrived(number))
         self._exits.look()
         self._check_groups()
@@ -316,7 +318,7 @@ class Supervisor:
         Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
         """
         for pid in self._worker_of if self._of_launchers else ():
-            continue_stopped(pid)
+            continue_stopped(pid, paused=self._is_paused)
         killed = set[int]()
         for number, ended in enumerate(islice(iter(self._exits.first, None), MAX_REAPED), 1):
             index = self._worker_of.get(ended.pid)

@@ -57,7 +57,7 @@ def test_a_rank_that_was_ended_while_it_wrote_its_error_decides_the_exit_code(ho
     assert "failed (exit code 3)" in run.err
 
 
-@pytest.mark.parametrize("signal", ["STOP", "TTIN"])
+@pytest.mark.parametrize("signal", ["STOP", "TTIN", "TSTP"])
 def test_a_rank_that_stops_the_agent_fails_all_the_same(host, signal):
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--no-python", "sh", "-c", f"kill -{signal} $PPID; exit 3")
     assert run.wait() == 3, run.err
