@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import ARRIVALS, GATE
+from cpulaunch.launch.process.run_directory import ARRIVALS, GATE, arrival_path
 from cpulaunch.records.cpulist import format_cpulist
+from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.writing import make_pipe
@@ -15,6 +16,9 @@ PIPE_BYTES = 1 << 16
 
 NOTICE_SECONDS = 30.0
 """How long the first worker waits before a notice names the missing ones."""
+
+CHECK_SECONDS = 10.0
+"""Between two looks for files of workers that have arrived: another process may have read what they wrote."""
 
 
 @record
@@ -55,7 +59,8 @@ class StartBarrier:
     def __init__(self, directory: str, workers: frozenset[int]) -> None:
         """Raises: OSError where the directory cannot hold named pipes."""
         self.state = BarrierState(missing=workers)
-        self._path = os.path.join(directory, GATE)
+        self._directory, self._path = directory, os.path.join(directory, GATE)
+        self._look_at = 0.0
         self.fd, self._own_end = make_pipe(os.path.join(directory, ARRIVALS))
         end, gate_end = make_pipe(self._path)
         self._gate: int | None = gate_end
@@ -73,19 +78,27 @@ class StartBarrier:
         os.close(self._own_end)
 
     def serve(self, now: float) -> None:
-        """Effect: reads arrivals, and lets all workers pass if none is missing."""
+        """Effect: reads arrivals, and lets all workers pass if none is missing. Raises: LaunchError."""
         try:
             message = os.read(self.fd, PIPE_BYTES)
         except BlockingIOError:
             return
+        except OSError as error:  # What a worker has spliced into it cannot be read, and is the first for ever.
+            reason = error.strerror
+            raise LaunchError("cannot read which workers are at the start barrier", source=reason) from None
         self._update(with_arrivals(self.state, message, now))
 
     def worker_ended(self, worker: int) -> None:
         """Effect: waits for this worker no longer."""
         self._update(without_worker(self.state, worker))
 
-    def overdue_notice(self, now: float) -> str | None:
-        """A line that names the missing workers, once, if others have waited long."""
+    def run_due(self, now: float) -> str | None:
+        """A line that names the missing workers, once, if others have waited long. Effect: looks for their files."""
+        if not self.lifted and self._look_at <= now:
+            self._look_at = now + CHECK_SECONDS
+            arrived = [each for each in self.state.missing if os.path.lexists(arrival_path(self._directory, each))]
+            if arrived:
+                self._update(with_arrivals(self.state, b"\n".join(b"%d" % each for each in arrived), now))
         if self.lifted:
             return None
         self.state, line = overdue_notice(self.state, now)
@@ -93,8 +106,8 @@ class StartBarrier:
 
     @property
     def deadline(self) -> float | None:
-        """When `overdue_notice` has a line (monotonic seconds); None: never."""
-        return None if self.lifted else self.state.notice_at
+        """When `run_due` has something to do (monotonic seconds); None: never."""
+        return None if self.lifted else min(self._look_at, self.state.notice_at or self._look_at)
 
     def _update(self, state: BarrierState) -> None:
         self.state = state

@@ -64,7 +64,7 @@ class Watch:
         return self._barrier is not None and fd == self._barrier.fd
 
     def serve(self) -> None:
-        """Effect: notes the workers that have arrived at the start barrier."""
+        """Effect: notes the workers that have arrived at the start barrier. Raises: LaunchError."""
         if self._barrier is not None:
             self._barrier.serve(self._clock())
 
@@ -76,10 +76,10 @@ class Watch:
         return min((at for at in (sample, notice) if at is not None), default=None)
 
     def run_due(self) -> None:
-        """Effect: takes the snapshots and sends the notice that are due."""
+        """Effect: takes the snapshots and sends the notice that are due, and looks for workers at the barrier."""
         if self._sampler is not None:
             self._sampler.sample(self._groups)
-        if self._barrier is not None and (line := self._barrier.overdue_notice(self._clock())) is not None:
+        if self._barrier is not None and (line := self._barrier.run_due(self._clock())) is not None:
             self._notify(line)
 
     def worker_started(self, worker: int, pid: int) -> None:

@@ -152,6 +152,11 @@ def events_path(directory: str, worker: int) -> str:
     return os.path.join(directory, f"worker-{worker}.jsonl")
 
 
+def arrival_path(directory: str, worker: int) -> str:
+    """The path of a file that a worker makes when it arrives at the start barrier."""
+    return f"{events_path(directory, worker)}.arrived"
+
+
 def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpec, ...]:
     """The specs, each with the variable that names the worker's event file in this run directory."""
     return tuple(with_variables(spec, {EVENTS_VARIABLE: events_path(directory, spec.worker)}) for spec in specs)

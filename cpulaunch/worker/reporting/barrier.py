@@ -5,7 +5,8 @@ launch writes nothing to GATE: the wait ends when the launch closes its end, eit
 because the launch has ended. Source: fifo(7), pipe(7).
 
 Any process of a worker can open these pipes, and read what others write or keep GATE open. So a worker repeats its
-number, and goes on without GATE, which the launch removes before it closes its end.
+number and makes a file that the launch looks for, and goes on without GATE, which the launch removes before it closes
+its end.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ import sys
 import pytest
 
 from cpulaunch.launch.monitor.start_barrier import StartBarrier
+from cpulaunch.records.errors import LaunchError
+from cpulaunch.system.libc import is_linux
+from tests.launch.launching import eventually
 
 READY = """
 import cpulaunch
@@ -44,6 +47,23 @@ def test_an_arrival_that_another_process_has_read_is_repeated(barrier, worker):
     assert has_arrival(barrier)
     barrier.serve(0)
     assert worker.wait(20) == 0
+
+
+def test_a_worker_passes_whose_every_arrival_another_process_reads(barrier, worker, tmp_path):
+    """The launch looks for its file: it needs no word of it."""
+    eventually((tmp_path / "worker-0.jsonl.arrived").exists, "the worker's file")
+    barrier.run_due(barrier.deadline)
+    assert worker.wait(20) == 0
+
+
+@pytest.mark.skipif(not is_linux(), reason="needs /proc")
+def test_arrivals_that_cannot_be_read_are_an_error(barrier):
+    """As those behind a spliced page of a broken disk; here it is memory that is no one's."""
+    unreadable = os.open("/proc/self/mem", os.O_RDONLY)
+    os.dup2(unreadable, barrier.fd)
+    os.close(unreadable)
+    with pytest.raises(LaunchError, match="start barrier"):
+        barrier.serve(0)
 
 
 def test_a_gate_that_another_process_keeps_open_holds_no_worker(barrier, worker, tmp_path):
