@@ -1,4 +1,4 @@
-"""scripts/numa-vm passes on the arguments of a command, its output and its exit code."""
+"""scripts/numa-vm passes on the arguments of a command, its output and its exit code, and runs it as any user."""
 
 import os
 import shutil
@@ -10,12 +10,14 @@ import pytest
 
 NUMA_VM = Path(__file__).parents[3] / "scripts/numa-vm"
 ARGUMENTS = ["two words", 'it\'s "quoted"', "$HOME * `id`", "", "new\nline", "--help"]
-PROGRAM = """
+NOBODY = 65534
+GONE = Path("/tmp/written-in-the-guest")
+PROGRAM = f"""
 import os, sys
-print(repr(sys.argv[2:]))
+print(os.getuid(), repr(sys.argv[2:]))
 print("to standard error", file=sys.stderr)
 open(os.path.join(sys.argv[1], "kept"), "w").write("from the guest")
-open("/etc/gone", "w").write("in the guest's memory only")
+open("{GONE}", "w").write("in the guest's memory only")
 sys.exit(7)
 """
 
@@ -35,12 +37,15 @@ def numa_vm(*arguments: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_arguments_output_files_and_exit_code_pass_through(tmp_path: Path) -> None:
+def test_arguments_user_output_files_and_exit_code_pass_through(tmp_path: Path) -> None:
     writable = tmp_path / "kept, it's here"
-    seen = numa_vm("--writable", writable, sys.executable, "-c", PROGRAM, writable, *ARGUMENTS)
-    assert seen == (7, f"{ARGUMENTS!r}\n", "to standard error\n")
+    writable.mkdir()
+    writable.chmod(0o777)
+    options = ("--user", NOBODY, "--writable", writable)
+    seen = numa_vm(*options, sys.executable, "-c", PROGRAM, writable, *ARGUMENTS)
+    assert seen == (7, f"{NOBODY} {ARGUMENTS!r}\n", "to standard error\n")
     assert (writable / "kept").read_text() == "from the guest"
-    assert not Path("/etc/gone").exists()
+    assert not GONE.exists()
 
 
 def test_time_limit_ends_the_machine() -> None:
