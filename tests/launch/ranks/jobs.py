@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.forked import Forked
+
 HERE = Path(__file__).parent
+OF_TORCHRUN = ("torch.distributed.launcher.api",)
+"""What takes torchrun seconds to import."""
 TIMEOUT_SECONDS = 400
-TOOLS = {"torchrun": "torch.distributed.run", "cpulaunch": "cpulaunch"}
 INHERITED = ("PATH", "HOME", "LANG", "VIRTUAL_ENV", "PYTHONPATH")
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -41,11 +44,13 @@ def start(tool, folder, arguments, *, env=None):
     (folder / "seen").mkdir(parents=True)
     (folder / "tmp").mkdir()
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    own = {"SEEN": str(folder / "seen"), "TMPDIR": str(folder / "tmp"), **(env or {})}
+    environ = {**inherited, "SEEN": str(folder / "seen"), "TMPDIR": str(folder / "tmp"), **(env or {})}
+    if tool == "torchrun":
+        return Forked(["-m", "torch.distributed.run", *arguments], environ, modules=OF_TORCHRUN, folder=folder)
     return subprocess.Popen(
-        [sys.executable, "-m", TOOLS[tool], *arguments],
+        [sys.executable, "-m", "cpulaunch", *arguments],
         cwd=folder,
-        env={**inherited, **own},
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

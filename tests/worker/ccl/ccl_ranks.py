@@ -2,19 +2,14 @@
 
 import json
 import os
-import signal
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 from cpulaunch.launch.ranks.port import PortReservation
+from tests.forked import Forked
 from tests.worker.applying import without_gloo
 
 HERE = Path(__file__).parent
@@ -49,74 +44,14 @@ def environment(size: int, port: int) -> dict[str, str]:
     return inherited | added
 
 
-@cache
-def server(python_path: str) -> socket.socket:
-    """A connection to the server that forks ranks, for packages in the folder `python_path`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        subprocess.Popen(
-            [sys.executable, str(HERE / "ccl_forks.py"), str(theirs.fileno())],
-            env=environment(1, 0) | {"PYTHONPATH": python_path},
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-    return ours
-
-
-class Rank:
-    """A process of the server ccl_forks.py, with the methods of subprocess.Popen that tests use."""
-
-    _number = struct.Struct("i")
-
-    def __init__(self, arguments: list[str], environ: dict[str, str]) -> None:
-        self.returncode: int | None = None
-        self._out, self._err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))  # noqa: SIM115 - closed by communicate
-        self._answers, theirs = socket.socketpair()
-        with theirs:
-            request = json.dumps([arguments, environ, os.getcwd()]).encode()
-            descriptors = [self._out.fileno(), self._err.fileno(), theirs.fileno()]
-            socket.send_fds(server(environ["PYTHONPATH"]), [request], descriptors)
-        (self.pid,) = self._number.unpack(self._answers.recv(self._number.size))
-
-    def poll(self) -> int | None:
-        """The exit code; None while the process runs."""
-        try:
-            return self.wait(0)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises: TimeoutExpired."""
-        if self.returncode is None:
-            self._answers.settimeout(timeout)
-            try:
-                (self.returncode,) = self._number.unpack(self._answers.recv(self._number.size))
-            except (TimeoutError, BlockingIOError):
-                raise subprocess.TimeoutExpired("rank", timeout or 0) from None
-        return self.returncode
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What the process has written to stdout and stderr, after it has exited. Raises: TimeoutExpired."""
-        self.wait(timeout)
-        with self._answers, self._out, self._err:
-            for file in (self._out, self._err):
-                file.seek(0)
-            return self._out.read(), self._err.read()
-
-    def kill(self) -> None:
-        """Effect: kills the process if it still runs."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):  # It has just exited.
-                os.kill(self.pid, signal.SIGKILL)
-
-
-def start(size: int, arguments: list[str], **changes: str) -> list[Rank]:
+def start(size: int, arguments: list[str], **changes: str) -> list[Forked]:
     """One process for each rank; `changes` are environment variables for all of them."""
     common = environment(size, free_port()) | changes
-    return [Rank(arguments, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(size)]
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [Forked(arguments, common | each, modules=("torch.distributed", "cpulaunch.ccl")) for each in own]
 
 
-def finish(ranks: list[Rank] | list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
+def finish(ranks: list[Forked] | list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
     """Each rank's exit code, stdout and stderr; kills ranks that still run after `seconds` (code -9)."""
     results = []
     deadline = time.monotonic() + seconds

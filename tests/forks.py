@@ -1,10 +1,12 @@
-"""A server that imports torch and the backend once and forks ranks of the tests: `ccl_forks.py DESCRIPTOR`.
+"""A server that imports modules once and forks programs of the tests: `forks.py DESCRIPTOR MODULE…`.
 
-Every rank is a process with standard streams, environment and folder of its own, and ends as a Python program does. A
-request, from the socket DESCRIPTOR, has the program's arguments, environment and folder as JSON, and descriptors: of
-stdout, stderr and a socket, which gets the rank's process id and later its exit code. The server ends with the tests.
+Every program is a process with standard streams, environment and folder of its own, and ends as a Python program does.
+A request, from the socket DESCRIPTOR, has the program's arguments, environment and folder as JSON, and descriptors: of
+stdout, stderr and a socket, which gets the program's process id and later its exit code. The server ends with the
+tests.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -14,17 +16,13 @@ import struct
 import sys
 from pathlib import Path
 
-import torch.distributed  # noqa: F401 - what takes a program seconds
-
-import cpulaunch.ccl  # noqa: F401 - registers the backend
-
 REQUEST_BYTES = 1 << 17
 NUMBER = struct.Struct("i")
 
 
-def next_rank(connection):
-    """A rank's arguments, in the process of that rank. Ends the server when the tests end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No one waits for the parents of ranks.
+def next_program(connection):
+    """A program's arguments, in the process of that program. Ends the server when the tests end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # No one waits for the parents of programs.
     while True:
         request, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
         if not request:
@@ -35,10 +33,10 @@ def next_rank(connection):
             os.close(descriptor)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     out, err, answers = descriptors
-    rank = os.fork()
-    if rank:
-        os.write(answers, NUMBER.pack(rank))
-        os.write(answers, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1])))
+    program = os.fork()
+    if program:
+        os.write(answers, NUMBER.pack(program))
+        os.write(answers, NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])))
         os._exit(0)
     os.dup2(out, 1)
     os.dup2(err, 2)
@@ -62,4 +60,6 @@ def run(arguments):
 
 
 if __name__ == "__main__":
-    run(next_rank(socket.socket(fileno=int(sys.argv[1]))))
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    run(next_program(socket.socket(fileno=int(sys.argv[1]))))
