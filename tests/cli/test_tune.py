@@ -29,6 +29,10 @@ SLOWED = THREADS.replace("100.0 / int", "float")
 """A program for which fewer threads are worse: no trial comes to the final round, which has most of the launches."""
 
 
+NO_TIME = ("--minutes", "0.001")
+"""For a search of which the first launches are enough: none follows them."""
+
+
 def parse(*words):
     return tune_arguments.parse_tune(words, lambda name: value_count(canonical(name)))
 
@@ -161,27 +165,11 @@ def test_text_for_people_and_what_a_second_search_does(tune):
     assert "--threads 1 is 2.00 times as fast as the default" in first.stdout
     assert "cpulaunch --profile program-tuned program.py" in first.stdout
     assert "outputs were not compared" in first.stdout
-    again = read(tune("--json", "--vary", "threads=1,2", "--trials", "1"))
+    short = ("--json", "--vary", "threads=1,2", "--trials", "1", *NO_TIME)
+    again = read(tune(*short))
     assert len(again["trials"]) == 1
     assert len(again["baseline"]) >= 4, "the default is measured again, the trial is not"
-    fresh = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--fresh"))
-    assert len(fresh["baseline"]) in (2, 3), "a trial that was disturbed is followed by another one"
-    assert fresh["winner"]["profile"].endswith("/program-tuned.toml"), "a search replaces its own profile"
-
-
-def test_another_programs_profile_is_kept(tune, tmp_path):
-    folder = tmp_path / "home/.config/cpulaunch/profiles"
-    folder.mkdir(parents=True)
-    (folder / "program-tuned.toml").write_text("mine")
-    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1"))
-    assert data["winner"]["command"][2] == "program-tuned-2"
-    assert (folder / "program-tuned.toml").read_text() == "mine"
-
-
-def test_a_profile_at_a_path(tune, tmp_path):
-    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
-    assert data["winner"]["profile"] == str(tmp_path / "here.toml")
-    assert data["winner"]["command"] == ["cpulaunch", "--profile", "here.toml", "program.py"]
+    assert len(read(tune(*short, "--fresh"))["baseline"]) in (2, 3), "the third is of a disturbed start"
 
 
 def test_a_pipe_that_the_program_puts_in_place_of_the_profile_is_replaced(tune, tmp_path):
@@ -226,10 +214,11 @@ def test_a_profile_that_cannot_be_written_is_found_out_before_the_search(tune, t
     assert (ran.returncode, said in ran.stderr, (tmp_path / "launched").exists()) == (2, True, False)
 
 
-def test_what_a_search_has_saved_is_replaced_by_the_next_one(tune):
+def test_what_a_search_has_saved_at_a_path_is_replaced_by_the_next_one(tune, tmp_path):
     for _ in range(2):
         data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "here.toml"))
-        assert data["winner"]["command"][:3] == ["cpulaunch", "--profile", "here.toml"]
+        assert data["winner"]["profile"] == str(tmp_path / "here.toml")
+        assert data["winner"]["command"] == ["cpulaunch", "--profile", "here.toml", "program.py"]
 
 
 def test_instances_are_no_part_of_a_profile(tune):
@@ -263,7 +252,7 @@ def test_a_profile_is_saved_where_the_search_began(tmp_path, monkeypatch, wanted
 
 
 def test_nothing_is_claimed_where_nothing_is_found(tune):
-    words = ("--vary", "threads=1", "--trials", "1", "--minutes", "0.2")
+    words = ("--vary", "threads=1", "--trials", "1", "--minutes", "0.4")  # Nine rounds, on a busy machine, too.
     ran = tune("--json", *words, code="import cpulaunch; cpulaunch.metric('x/s', 1)")
     data = read(ran)
     assert (ran.returncode, data["winner"]) == (0, None)
@@ -272,7 +261,7 @@ def test_nothing_is_claimed_where_nothing_is_found(tune):
 
 SERVER = """
     import os, time, cpulaunch
-    for number in cpulaunch.requests(5, 30, warm_up=2):
+    for number in cpulaunch.requests(5, 20, warm_up=2):
         time.sleep(0.002 if os.environ.get("OMP_NUM_THREADS") == "1" else 0.02)
 """
 
@@ -303,14 +292,12 @@ def test_latencies_that_depend_on_the_length_of_a_run_neither_win_nor_are_beaten
 
 
 TEMPTING = """
-    import os, sys, time, cpulaunch
-    alone = os.environ.get("OMP_NUM_THREADS") == "1"
-    cpulaunch.metric("items/s", 1000 if alone else 1)
+    import json, os, sys, time, cpulaunch
+    chosen = json.loads(os.environ.get("CPULAUNCH_WORKER", "{}")).get("interop_threads", 0)
+    cpulaunch.metric("items/s", 1000 if chosen else 1)
     cpulaunch.checksum([1.0, 2.0], "logits")
-    if alone:
-        {bad}
 """
-"""A program that is a thousand times as fast with one thread, but does something that cannot win."""
+"""A program that is a thousand times as fast with inter-op threads; but then it does something that cannot win."""
 NEVER_WIN = {
     "sys.exit('out of luck')": "it exited with code 1: out of luck",
     "os.kill(os.getpid(), 11)": "it exited with code 139 (SIGSEGV)",
@@ -322,18 +309,25 @@ NEVER_WIN = {
 }
 
 
-@pytest.mark.parametrize("bad", NEVER_WIN)
-def test_what_fails_never_wins_and_says_why(tune, bad):
-    ran = tune("--vary", "threads=1", "--timeout", "10", "--json", code=TEMPTING.format(bad=bad))
-    data = read(ran)
-    (trial,) = data["trials"]
-    assert (data["winner"], trial["state"], trial["ratio"]) == (None, "failed", None)
-    assert NEVER_WIN[bad] in trial["failure"]
+def tempting(bad):
+    """The program, which does the first of `bad` with one inter-op thread, the second with two, and so on."""
+    return TEMPTING + "".join(f"    if chosen == {number}:\n        {each}\n" for number, each in enumerate(bad, 1))
+
+
+def test_what_fails_never_wins_and_says_why(tune):
+    numbers = [str(number) for number, _ in enumerate(NEVER_WIN, 1)]
+    words = ("--vary", f"interop_threads={','.join(numbers)}", "--timeout", "10", "--json")
+    data = read(tune(*words, code=tempting(NEVER_WIN)))
+    failures = {trial["settings"]["interop_threads"]: trial["failure"] for trial in data["trials"]}
+    assert (data["winner"], sorted(failures)) == (None, numbers)
+    assert {(trial["state"], trial["ratio"]) for trial in data["trials"]} == {("failed", None)}
+    for number, said in zip(numbers, NEVER_WIN.values(), strict=True):
+        assert said in failures[number]
 
 
 def test_the_text_says_why_trials_failed(tune):
-    ran = tune("--vary", "threads=1", code=TEMPTING.format(bad="sys.exit('out of luck')"))
-    assert "failed: --threads 1: it exited with code 1: out of luck" in ran.stdout
+    ran = tune("--vary", "interop_threads=1", code=tempting(["sys.exit('out of luck')"]))
+    assert "failed: --interop-threads 1: it exited with code 1: out of luck" in ran.stdout
 
 
 FILE = """
@@ -520,8 +514,8 @@ def test_a_signal_ends_it_and_the_best_is_kept(tmp_path, home, tune, number):
         text = Path(data["winner"]["profile"]).read_text()
         assert "interrupted" in text
         assert "times as good" not in text, "nothing is claimed"
-    after = read(tune(*words, "--trials", "1", "--minutes", "0.1", code=LONG.replace("time.sleep(1000)", "pass")))
-    assert [trial["number"] for trial in after["trials"]][:1] == [0]
+    after = read(tune("--json", "--vary", "threads=1", "--trials", "1", code=SLOWED))
+    assert [trial["number"] for trial in after["trials"]] == [0]
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["by the script's name", "--save"])
@@ -546,13 +540,18 @@ def test_what_is_not_confirmed_replaces_no_confirmed_profile(tmp_path, home, sav
     assert data["winner"]["command"][1:3] == used
 
 
-def test_arguments_are_no_part_of_a_profile(tune, tmp_path):
+def test_a_profile_has_no_arguments_replaces_no_other_ones_and_is_replaced_by_the_next_search(tune, tmp_path):
+    folder = tmp_path / "home/.config/cpulaunch/profiles"
+    folder.mkdir(parents=True)
+    (folder / "program-tuned.toml").write_text("mine")
     program = ("program.py", "--token", "hf_SECRET")
-    data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", program=program))
-    text = Path(data["winner"]["profile"]).read_text()
+    for more in ((), ("--fresh",)):
+        data = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", *more, program=program))
+        assert data["winner"]["command"][2] == "program-tuned-2"
+        assert data["winner"]["profile"] == str(folder / "program-tuned-2.toml")
+    text = (folder / "program-tuned-2.toml").read_text()
     assert ("SECRET" in text, f'program = "{tmp_path}/program.py"' in text) == (False, True)
-    again = read(tune("--json", "--vary", "threads=1,2", "--trials", "1", "--fresh", program=program))
-    assert again["winner"]["profile"] == data["winner"]["profile"]
+    assert (folder / "program-tuned.toml").read_text() == "mine"
 
 
 @pytest.mark.parametrize("folder", ["a?b=c#d", "a%20b", "{a}", "a;b&c"])
