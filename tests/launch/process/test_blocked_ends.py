@@ -10,7 +10,7 @@ import time
 import pytest
 
 from cpulaunch.system.control_group import choose_cgroup, make_cgroup, remove_cgroup
-from tests.launch.launching import alive, eventually, python
+from tests.launch.launching import Launcher, alive, eventually, python
 from tests.launch.process.killing import HIDE_CGROUPS
 from tests.launch.process.test_hostile_workers import GRACE, SAYING, may_trace
 
@@ -141,16 +141,31 @@ def may_freeze():
     return True
 
 
-@pytest.mark.parametrize("block", ["trace", "trace without a cgroup", "freeze"])
-def test_a_failure_ends_a_launch_whose_supervisor_is_blocked(launcher, block):
-    """No signal has to come: the guard sees that the failed worker is not reaped."""
-    if not (may_freeze() if block == "freeze" else may_trace()):
-        pytest.skip("needs rights")
-    prefix = HIDE_CGROUPS if block == "trace without a cgroup" and os.geteuid() == 0 else ()
-    code = python(SAYING + (FREEZING if block == "freeze" else TRACING))
+BLOCKS = ("trace", "trace without a cgroup", "freeze")
+
+
+@pytest.fixture(scope="module")
+def blocked(tmp_path_factory):
+    """A function that gives a launch of each of BLOCKS, None without rights: begun at once, as they mostly wait."""
+    launcher = Launcher(tmp_path_factory.mktemp("blocked"))
     other = python("import time; time.sleep(600)")
-    process = launcher.start(code, other, prefix=prefix, grace_seconds=GRACE, show=[])
-    daemon = launcher.pid("daemon")
+    started = {}
+    for number, block in enumerate(BLOCKS):
+        if may_freeze() if block == "freeze" else may_trace():
+            prefix = HIDE_CGROUPS if block == "trace without a cgroup" and os.geteuid() == 0 else ()
+            code = (SAYING + (FREEZING if block == "freeze" else TRACING)).replace("daemon", f"daemon-{number}")
+            process = launcher.start(python(code), other, prefix=prefix, grace_seconds=GRACE, show=[])
+            started[block] = process, launcher.pid(f"daemon-{number}")
+    yield started.get
+    launcher.end()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_failure_ends_a_launch_whose_supervisor_is_blocked(blocked, block):
+    """No signal has to come: the guard sees that the failed worker is not reaped."""
+    if blocked(block) is None:
+        pytest.skip("needs rights")
+    process, daemon = blocked(block)
     assert process.wait(timeout=10 + GRACE + 5 + SLACK_SECONDS) == 3
     assert b"did not notice that a worker failed (exit code 3)" in process.stderr.read()
     assert not alive(daemon)
