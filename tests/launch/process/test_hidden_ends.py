@@ -63,11 +63,9 @@ TRACER = """
 """
 
 
-HOLDS = pytest.mark.parametrize("options", [SEIZED, HELD_AT_EXIT], ids=["traced", "held at its end"])
-
-
-@pytest.mark.parametrize("number", [None, signal.SIGTERM])
-@HOLDS
+@pytest.mark.parametrize(
+    ("number", "options"), [(None, SEIZED), (signal.SIGTERM, SEIZED), (signal.SIGTERM, HELD_AT_EXIT)]
+)
 def test_a_launch_ends_whose_worker_a_stopped_debugger_holds(launcher, tracing, number, options):
     """It is no process of the launch, and is left alone."""
     ending = "say('ready')\n    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
@@ -265,7 +263,7 @@ THREAD_TRACED_BY_DAEMON = """
 """
 
 
-@HOLDS
+@pytest.mark.parametrize("options", [SEIZED, HELD_AT_EXIT], ids=["traced", "held at its end"])
 def test_the_end_of_a_worker_is_seen_while_a_daemon_traces_a_thread_of_it(launcher, tracing, options):
     """Neither SIGCHLD, waitid(2) nor a pidfd shows it."""
     worker = python(SAYING + THREAD_TRACED_BY_DAEMON, str(options))
@@ -274,8 +272,7 @@ def test_the_end_of_a_worker_is_seen_while_a_daemon_traces_a_thread_of_it(launch
     assert not alive(launcher.pid("tracer"))
 
 
-@HOLDS
-def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_thread(launcher, tracing, options):
+def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_thread(launcher, tracing):
     code = """
     import threading
     thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
@@ -289,7 +286,7 @@ def test_a_signal_ends_a_launch_of_whose_worker_a_stopped_debugger_holds_a_threa
     """
     process = launcher.start(python(SAYING + code), grace_seconds=GRACE, log_dir="logs")
     launcher.pid("ready")
-    command = python(TRACER, (launcher.dir / "thread").read_text(), str(options))
+    command = python(TRACER, (launcher.dir / "thread").read_text(), str(SEIZED))
     with subprocess.Popen(command, stdout=subprocess.PIPE) as tracer:
         try:
             assert tracer.stdout.readline() == b"traces\n"
