@@ -23,12 +23,17 @@ def copy_checkout(target: Path, *, optimized: bool = False) -> Path:
     Unless `optimized`, the libraries are compiled without optimization, which takes a quarter of the time.
     """
     shutil.copytree(ROOT, target, symlinks=True, ignore=shutil.ignore_patterns(*IGNORED))
-    hook = target / "scripts/build_hook.py"
+    if not optimized:
+        do_not_optimize(target)
+    return target
+
+
+def do_not_optimize(checkout: Path) -> None:
+    """Effect: the libraries of this copy are compiled without optimization from now on."""
+    hook = checkout / "scripts/build_hook.py"
     flags = hook.read_text()
     assert OPTIMIZED in flags
-    if not optimized:
-        hook.write_text(flags.replace(OPTIMIZED, '"-O0"'))
-    return target
+    hook.write_text(flags.replace(OPTIMIZED, '"-O0"'))
 
 
 def complete(*command: object, path: object = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

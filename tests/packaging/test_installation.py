@@ -49,13 +49,21 @@ def build_wheel(source: Path, target: Path, path: str | None = None) -> Path:
     return wheel
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A copy of the checkout, and the wheel that was built from it."""
+    folder = tmp_path_factory.mktemp("built")
+    source = copy_checkout(folder / "source")
+    return source, build_wheel(source, folder / "dist")
+
+
 def profiles_in(names: list[str]) -> list[str]:
     return sorted(Path(name).name for name in names if "cpulaunch/profiles/" in name and name.endswith(".toml"))
 
 
 @needs_compiler
-def test_wheel_has_the_libraries_and_is_named_for_its_platform(source: Path, tmp_path: Path) -> None:
-    wheel = build_wheel(source, tmp_path / "dist")
+def test_wheel_has_the_libraries_and_is_named_for_its_platform(built: tuple[Path, Path], tmp_path: Path) -> None:
+    source, wheel = built
     with zipfile.ZipFile(wheel) as archive:
         mkl, ccl, linear = (archive.extract(library, tmp_path) for library in LIBRARIES)
         assert profiles_in(archive.namelist()) == PROFILES
@@ -93,13 +101,13 @@ def test_wheel_has_the_library_that_can_be_compiled(source: Path, tmp_path: Path
         assert set(LIBRARIES) & set(archive.namelist()) == {MKL, LINEAR}
 
 
-def test_wheel_from_the_source_archive_is_the_same(source: Path, tmp_path: Path) -> None:
+def test_wheel_from_the_source_archive_is_the_same(built: tuple[Path, Path], tmp_path: Path) -> None:
+    source, from_checkout = built
     build = "import hatchling.build, os, sys; os.chdir(sys.argv[1]); print(hatchling.build.build_sdist(sys.argv[2]))"
     name = run(sys.executable, "-c", build, source, tmp_path).splitlines()[-1]
     with tarfile.open(tmp_path / name) as archive:
         assert profiles_in(archive.getnames()) == PROFILES
         assert not [member for member in archive.getnames() if member.endswith(".so")]
-    from_checkout = build_wheel(source, tmp_path / "direct")
     from_archive = build_wheel(tmp_path / name, tmp_path / "indirect")
     assert from_archive.name == from_checkout.name
     with zipfile.ZipFile(from_checkout) as direct, zipfile.ZipFile(from_archive) as indirect:

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from builds import CCL, LIBRARIES, MKL, complete, copy_checkout, make_environment, run
+from builds import CCL, LIBRARIES, MKL, complete, copy_checkout, do_not_optimize, make_environment, run
 
 import cpulaunch
 from tests import json_output
@@ -121,13 +121,9 @@ def test_source_archive_works_without_a_compiler_and_reports_missing_features(re
 
 
 def test_no_wheel_is_built_without_a_library(source: Path, release: Path, tmp_path: Path) -> None:
-    broken = source / "cpulaunch/lib/mkl_dispatch.c"
-    text = broken.read_text()
-    broken.write_text("#error not on this machine\n")
-    try:
-        result = complete(source / "scripts/build-wheels", tmp_path)
-    finally:
-        broken.write_text(text)
+    (source / "cpulaunch/lib/mkl_dispatch.c").write_text("#error not on this machine\n")
+    do_not_optimize(source)
+    result = complete(source / "scripts/build-wheels", tmp_path)
     assert result.returncode == 1
     assert "built without --mkl-dispatch" in result.stderr
     assert not list(tmp_path.iterdir())
