@@ -32,8 +32,8 @@ class Cpus(Dataset):
         return torch.tensor([cpu in mask for cpu in range(os.cpu_count())])
 
 
-def loaded(method):
-    loader = DataLoader(Cpus(), batch_size=2, num_workers=2, multiprocessing_context=method)
+def loaded(method, *, workers=2):
+    loader = DataLoader(Cpus(), batch_size=2, num_workers=workers, multiprocessing_context=method)
     return [[cpu for cpu, there in enumerate(sample) if there] for batch in loader for sample in batch]
 
 
@@ -67,7 +67,7 @@ def main():
     reported = {
         "main": sorted(os.sched_getaffinity(0)),
         "fork": loaded("fork") if loads else None,
-        "spawn": loaded("spawn") if loads else None,
+        "spawn": loaded("spawn", workers=1) if loads else None,
         "forked child": by_multiprocessing("fork"),
         "this python": by_program(sys.executable),
         "this python by posix_spawn": by_program(sys.executable, close_fds=False),

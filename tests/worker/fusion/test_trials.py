@@ -58,10 +58,10 @@ def test_the_helper_finds_no_module_in_the_folder_of_the_program(tmp_path: Path,
         command = [sys.executable, *words, *more]
         return subprocess.check_output(command, cwd=tmp_path, env=env, text=True, timeout=60).splitlines()
 
-    assert shown()[:2] == ["True", "False"]
+    folders = shown()
+    assert folders[:2] == ["True", "False"]
+    assert {package, str(Path(torch.__file__).parents[1])} <= {*folders[2:]}
     assert shown(GO="/")[:2] == ["True", "False"]
-    assert package in shown()
-    assert str(Path(torch.__file__).parents[1]) in shown()
     assert shown(str(tmp_path))[:2] == ["True", "True"]
     assert shown(PYTHONPATH=f"{tmp_path}:{package}")[:2] == ["True", "True"]
 
@@ -179,6 +179,7 @@ def test_the_program_does_not_wait(tmp_path: Path) -> None:
         trials.close()
 
 
+@pytest.mark.slow
 def test_a_graph_that_could_not_be_tried_in_time_is_tried_again(tmp_path: Path) -> None:
     value = torch.randn(6, 16)
     folder = str(tmp_path / "graphs")
@@ -231,6 +232,7 @@ def test_a_trial_that_the_time_limit_has_cut_is_remembered_for_starts_with_the_s
     assert read_outcomes(str(tmp_path))[key] == longer
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_killed_is_started_again(tmp_path: Path) -> None:
     value = torch.randn(7, 16)
     trials = Trials(300.0, folder=str(tmp_path / "graphs"))

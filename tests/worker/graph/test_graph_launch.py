@@ -60,7 +60,16 @@ def launch(folder: Path, kind: str, *options: str) -> subprocess.CompletedProces
     )
 
 
-def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """The output and the report of the program without --graph."""
+    folder = tmp_path_factory.mktemp("without")
+    result = launch(folder, "plain", "--report", str(folder / "report.json"))
+    assert result.returncode == 0, result.stderr
+    return result.stdout, (folder / "report.json").read_text()
+
+
+def test_the_report_says_what_was_captured(tmp_path: Path, without: tuple[str, str]) -> None:
     report = tmp_path / "report.json"
     result = launch(tmp_path, "plain", "--graph", "onednn", "--report", str(report), "--metric", r"sum: (\S+)")
     assert result.returncode == 0, result.stderr
@@ -73,18 +82,16 @@ def test_the_report_says_what_was_captured(tmp_path: Path) -> None:
     assert worker["plugin"] == "loaded"
     assert worker["settings"]["graph"] == {"state": "applied", "detail": "onednn"}
     assert worker["binding"]["as_planned"] is True
-    plain = launch(tmp_path, "plain")
-    assert content["metrics"]["sum"]["sum"] == pytest.approx(float(plain.stdout.split("sum: ")[1].split()[0]), rel=1e-3)
+    assert content["metrics"]["sum"]["sum"] == pytest.approx(float(without[0].split("sum: ")[1].split()[0]), rel=1e-3)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler (g++)")
-def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
+def test_inductor_with_weights_that_change(tmp_path: Path, without: tuple[str, str]) -> None:
     report = tmp_path / "report.json"
     result = launch(tmp_path, "plain", "--graph", "inductor", "--report", str(report))
     assert result.returncode == 0, result.stderr
-    plain = launch(tmp_path, "plain")
     for word in ("sum: ", "changed: "):
-        value, expected = (float(text.split(word)[1].split()[0]) for text in (result.stdout, plain.stdout))
+        value, expected = (float(text.split(word)[1].split()[0]) for text in (result.stdout, without[0]))
         assert value == pytest.approx(expected, rel=1e-3)
     (worker,) = json_output.read("report", report.read_text())["workers"]
     modules = worker["graph"]["captured"] + worker["graph"]["eager"]
@@ -96,10 +103,8 @@ def test_inductor_with_weights_that_change(tmp_path: Path) -> None:
     assert all("engine" in one or one["reason"].startswith(reasons) for one in modules), modules
 
 
-def test_without_the_flag_nothing_is_captured(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    assert launch(tmp_path, "plain", "--report", str(report)).returncode == 0
-    (worker,) = json_output.read("report", report.read_text())["workers"]
+def test_without_the_flag_nothing_is_captured(without: tuple[str, str]) -> None:
+    (worker,) = json_output.read("report", without[1])["workers"]
     assert (worker["graph"]["captured"], worker["graph"]["eager"], worker["graph"]["seconds"]) == ([], [], None)
     assert worker["chosen"] == []
 
