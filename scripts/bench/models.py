@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+import transformers  # As a whole: a class of it is imported where it is first used, and most take seconds.
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    GPT2Config,
-    GPT2Model,
-    ResNetConfig,
-    ResNetForImageClassification,
-    ViTConfig,
-    ViTModel,
-)
 
 SEED = 20
 LAYERS = 6
@@ -63,17 +53,17 @@ def _dense_layers(*widths: int) -> nn.Sequential:
 
 
 def _bert(batch: int) -> Case:
-    model = BertModel(BertConfig(num_hidden_layers=LAYERS))
+    model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=LAYERS))
     return Case(model=model, inputs=(torch.randint(0, 30_000, (batch, TOKENS)),))
 
 
 def _resnet50(batch: int) -> Case:
-    model = ResNetForImageClassification(ResNetConfig())
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig())
     return Case(model=model, inputs=(torch.randn(batch, 3, 224, 224),))
 
 
 def _vit(batch: int) -> Case:
-    model = ViTModel(ViTConfig(num_hidden_layers=LAYERS))
+    model = transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=LAYERS))
     _redraw(model)
     return Case(model=model, inputs=(torch.randn(batch, 3, 224, 224),))
 
@@ -87,7 +77,7 @@ def _redraw(model: nn.Module) -> None:
 
 
 def _gpt2(batch: int) -> Case:
-    model = GPT2Model(GPT2Config(n_layer=LAYERS))
+    model = transformers.GPT2Model(transformers.GPT2Config(n_layer=LAYERS))
     return Case(model=model, inputs=(torch.randint(0, 50_000, (batch, TOKENS)),))
 
 
@@ -113,12 +103,14 @@ INFERENCE: dict[str, tuple[Callable[[int], Case], int]] = {
 
 
 def _bert_training(samples: int) -> Case:
-    model = BertForSequenceClassification(BertConfig(num_hidden_layers=TRAINING_LAYERS, num_labels=CLASSES))
+    model = transformers.BertForSequenceClassification(
+        transformers.BertConfig(num_hidden_layers=TRAINING_LAYERS, num_labels=CLASSES)
+    )
     return Case(model=model, inputs=(torch.randint(0, 30_000, (samples, TOKENS)), _labels(samples)))
 
 
 def _resnet50_training(samples: int) -> Case:
-    model = ResNetForImageClassification(ResNetConfig(num_labels=CLASSES))
+    model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=CLASSES))
     return Case(model=model, inputs=(torch.randn(samples, 3, 224, 224), _labels(samples)))
 
 

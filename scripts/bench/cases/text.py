@@ -6,18 +6,9 @@ from collections.abc import Callable
 
 import llama_shape as shape
 import torch
+import transformers
 from models import INFERENCE, LAYERS
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    WhisperConfig,
-    WhisperForConditionalGeneration,
-)
 
 from cases.program import Build, Program
 
@@ -28,9 +19,9 @@ SHORT_TOKENS = 32
 """New tokens of one call of generate() of the smaller models."""
 
 
-def llama_config() -> LlamaConfig:
+def llama_config() -> transformers.LlamaConfig:
     """A Llama of 8 layers and width 1024."""
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         num_hidden_layers=shape.LAYERS,
         hidden_size=shape.WIDTH,
         intermediate_size=shape.FEED_FORWARD,
@@ -42,26 +33,28 @@ def llama_config() -> LlamaConfig:
 
 
 def _encoder() -> Program:
-    model = BertModel(BertConfig(num_hidden_layers=LAYERS)).eval()
+    model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=LAYERS)).eval()
     texts = [torch.randint(0, 30_000, (1, length)) for length in LENGTHS]
     return Program(step=lambda number: model(texts[number % len(texts)]), amount=1, cycle=len(texts))
 
 
 def _llama() -> Program:
-    model = LlamaForCausalLM(llama_config()).eval()
+    model = transformers.LlamaForCausalLM(llama_config()).eval()
     return _generation(model, torch.randint(0, shape.VOCABULARY, (1, shape.PROMPT_TOKENS)), shape.NEW_TOKENS)
 
 
 def _t5() -> Program:
-    config = T5Config(eos_token_id=None, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config).eval()
+    config = transformers.T5Config(eos_token_id=None, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
     return _generation(model, torch.randint(0, 32_000, (1, shape.PROMPT_TOKENS)), SHORT_TOKENS)
 
 
 def _whisper() -> Program:
-    config = WhisperConfig(eos_token_id=None, decoder_start_token_id=1, pad_token_id=0, suppress_tokens=None)
+    config = transformers.WhisperConfig(
+        eos_token_id=None, decoder_start_token_id=1, pad_token_id=0, suppress_tokens=None
+    )
     config.begin_suppress_tokens = None
-    model = WhisperForConditionalGeneration(config).eval()
+    model = transformers.WhisperForConditionalGeneration(config).eval()
     return _generation(model, torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions), SHORT_TOKENS)
 
 

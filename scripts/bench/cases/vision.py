@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import torch
+import transformers
 from models import INFERENCE, LAYERS
 from torch import Tensor, nn
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    CLIPTextConfig,
-    CLIPVisionConfig,
-    ConvNextConfig,
-    ConvNextForImageClassification,
-    SwinConfig,
-    SwinForImageClassification,
-)
 
 from cases.program import Build, Program
 
@@ -125,10 +116,11 @@ def _of_throughput(name: str) -> Program:
 
 def _clip() -> Program:
     towers = {"num_hidden_layers": LAYERS}
-    config = CLIPConfig(
-        text_config=CLIPTextConfig(**towers).to_dict(), vision_config=CLIPVisionConfig(**towers).to_dict()
+    config = transformers.CLIPConfig(
+        text_config=transformers.CLIPTextConfig(**towers).to_dict(),
+        vision_config=transformers.CLIPVisionConfig(**towers).to_dict(),
     )
-    model = CLIPModel(config).eval()
+    model = transformers.CLIPModel(config).eval()
     texts, images = torch.randint(0, 40_000, (4, 16)), torch.randn(1, 3, 224, 224)
     return Program(step=lambda _: model(input_ids=texts, pixel_values=images).logits_per_image, amount=1)
 
@@ -137,8 +129,8 @@ VISION: dict[str, Build] = {
     "resnet": lambda: _of_throughput("resnet50"),
     "depthwise": lambda: _on_images(DepthwiseNet()),
     "vit": lambda: _of_throughput("vit"),
-    "swin": lambda: _on_images(SwinForImageClassification(SwinConfig())),
-    "convnext": lambda: _on_images(ConvNextForImageClassification(ConvNextConfig())),
+    "swin": lambda: _on_images(transformers.SwinForImageClassification(transformers.SwinConfig())),
+    "convnext": lambda: _on_images(transformers.ConvNextForImageClassification(transformers.ConvNextConfig())),
     "clip": _clip,
     "unet": lambda: _on_images(UNet(), size=256),
     "dlrm": lambda: _of_throughput("dlrm"),
