@@ -81,7 +81,8 @@ def diagnose(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("words", [(), ("--defaults",), ("--instances", "2", "--oversubscribe")], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--defaults",), ("--instances", "2", "--oversubscribe", "--verbose")], ids=str)
 def test_the_program_ends_when_its_steps_have_been_measured(diagnose, tmp_path, words):
     ran = diagnose("--json", *words, code=TRAIN.replace("STEPS", "10**9"))
     data = json_output.read("diagnose", ran.stdout)
@@ -122,13 +123,6 @@ def test_to_the_end(diagnose, tmp_path):
     assert ran.returncode == 0
     assert (tmp_path / "finished").exists()
     assert "steps were measured, each ends with an optimizer's step" in ran.stdout
-
-
-def test_the_trace_is_one_that_viewers_read(diagnose, tmp_path):
-    ran = diagnose("--trace", "trace.json", code=TRAIN.replace("STEPS", "10**9"))
-    assert ran.returncode == 0
-    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
-    assert {"aten::addmm", "cpulaunch::module", "cpulaunch::backward"} <= names
 
 
 def test_a_program_without_steps_has_no_diagnosis(diagnose):
@@ -255,11 +249,6 @@ def test_modules_in_loader_workers_make_no_steps(diagnose):
     assert [process["step"] for process in data["processes"]] == ["optimizer"]
 
 
-def test_options_of_a_launch_without_a_value_are_launched(diagnose):
-    ran = diagnose("--json", "--verbose", code=TRAIN.replace("STEPS", "10**9"))
-    assert len(json_output.read("diagnose", ran.stdout)["processes"]) == 1
-
-
 def test_a_trace_that_cannot_be_written_is_refused_before_the_program_runs(diagnose, tmp_path):
     ran = diagnose("--trace", "missing/trace.json", code="open('launched', 'w')")
     assert (ran.returncode, "cannot be written" in ran.stderr) == (125, True)
@@ -293,14 +282,17 @@ def test_a_profiler_of_the_programs_own_is_left_alone(diagnose, tmp_path, wait, 
     assert not any("did not end well" in remark for remark in data["remarks"])
 
 
-def test_the_page_is_written_beside_the_text(diagnose, tmp_path):
-    ran = diagnose("--html", "page.html", "--steps", "4", code=TRAIN.replace("STEPS", "10**9"))
+def test_the_page_and_a_trace_that_viewers_read_are_written_beside_the_text(diagnose, tmp_path):
+    words = ("--html", "page.html", "--trace", "trace.json", "--steps", "4")
+    ran = diagnose(*words, code=TRAIN.replace("STEPS", "10**9"))
     page = (tmp_path / "page.html").read_text()
     assert ran.returncode == 0
     assert "page: page.html" in ran.stderr
     assert "steps were measured" in ran.stdout
     assert Reader(page).text.strip().startswith("cpulaunch diagnose: program.py")
     assert "aten::" in page
+    names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"aten::addmm", "cpulaunch::module", "cpulaunch::backward"} <= names
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_program_runs(diagnose, tmp_path):
