@@ -239,6 +239,7 @@ def test_an_answer_of_another_form_is_a_failure(output: str) -> None:
     assert failures
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_calibrate_measures_and_probe_and_plan_show_it(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -148,6 +148,7 @@ def odd(value: Tensor, numbers: random.Random) -> Tensor:
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [dense, images])
 @pytest.mark.parametrize(("name", "seed"), [*((name, 0) for name in SETTINGS), ("O4", 1), ("O4", 2)])
 def test_calls_give_what_eager_calls_give(tmp_path: Path, name: str, build: Any, seed: int) -> None:

@@ -129,6 +129,7 @@ def test_chains_that_gave_something_else_once(trials: Trials, seed: int) -> None
     compared(FOUND[seed], torch.Generator().manual_seed(seed), trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_fused_chains_give_what_eager_execution_gives(trials: Trials, seed: int) -> None:
     chosen, fused = random.Random(seed), 0
