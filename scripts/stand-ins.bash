@@ -2,11 +2,11 @@
 # shellcheck shell=bash
 
 # Installs torch $2 ("2.5.1", "2.8.*") for the interpreter $1 without the 3 GB of NVIDIA libraries that its default build
-# depends on.
+# depends on. Python compiles what a program imports, which is less than half of torch.
 install_bare_torch() {
-    local python=$1 lib
-    quietly "$python" -m pip install --quiet --no-cache-dir --no-deps --index-url "$torch_cpu_index" "torch==$2" \
-        2>/dev/null || quietly "$python" -m pip install --quiet --no-cache-dir --no-deps "torch==$2"
+    local python=$1 lib install=(install --quiet --no-compile --no-cache-dir --no-deps "torch==$2")
+    quietly "$python" -m pip "${install[@]}" --index-url "$torch_cpu_index" 2>/dev/null ||
+        quietly "$python" -m pip "${install[@]}"
     quietly "$python" -m pip install --quiet filelock typing-extensions sympy networkx jinja2 fsspec setuptools numpy
     lib=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib") + "/torch/lib")')
     [[ ! -e $lib/libtorch_cuda.so ]] || make_stand_ins "$lib"
@@ -20,7 +20,7 @@ install_ipex() {
     for requirement in $requirements; do
         case $requirement in
             torch==*) install_bare_torch "$1" "${requirement#torch==}" ;;
-            *) quietly "$1" -m pip install --quiet "$requirement" ;;
+            *) quietly "$1" -m pip install --quiet --no-compile "$requirement" ;;
         esac
     done
     quietly "$1" -m pip install --quiet intel-openmp
