@@ -105,7 +105,7 @@ install_system_packages() {
     say "installing ${missing[*]} (apt-get)"
     export DEBIAN_FRONTEND=noninteractive
     # Another of these scripts may be updating the lists, for which apt-get does not wait.
-    quietly flock --close /run/lock/cpulaunch-apt-get apt-get -qq -o Acquire::Retries=3 update || true
+    quietly flock --close "$root" apt-get -qq -o Acquire::Retries=3 update || true
     # Another apt-get may hold the lock for as long as it installs.
     quietly apt-get -qq -o Acquire::Retries=3 -o DPkg::Lock::Timeout=600 install --yes --no-install-recommends \
         "${missing[@]}" ||

@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.graph.precision import Precision, device_of, is_of_low_dtype, may_be_of_low_dtype, widened
+from cpulaunch.worker.graph.precision import (
+    Precision,
+    device_of,
+    is_of_low_dtype,
+    may_be_of_low_dtype,
+    takes_low,
+    widened,
+)
 from cpulaunch.worker.ledger.chooser import ranks_in_job
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
@@ -64,7 +71,7 @@ class CallModes:
         self._settings = settings
         self._original = original
         self._state = state
-        self._precision = Precision(settings.precision)
+        self._precision = Precision(settings.precision, cpu_only=settings.level_precision)
         self.captures: Any = _captures(settings, self._precision)
         self.residents: Any = _residents(settings)
         self._stateful: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
@@ -94,7 +101,7 @@ class CallModes:
         possible = {
             GRAPH: self.captures is not None and self.captures.can_capture(module),
             WEIGHTS: has_weights and is_asked,
-            AUTOCAST: self._precision.applies(module) and (device == "cpu" or not self._settings.level_precision),
+            AUTOCAST: self._precision.applies(module),
         }
         if has_state and self._precision.applies(module):
             possible[AUTOCAST] = possible[GRAPH] = False
@@ -204,6 +211,8 @@ class CallModes:
         only = self._only.get(module)
         if self._precision.dtype is None or only is not None:
             return self._run_in(only or mode, module, args, kwargs)
+        if takes_low(module, args, kwargs):
+            return self._run(module, args, kwargs, try_submodules=False)
         random_state = torch.get_rng_state()
         try:
             return self._run_in(mode, module, args, kwargs)

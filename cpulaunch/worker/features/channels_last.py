@@ -294,7 +294,7 @@ class LayoutTrial:
             return not self.is_converted
 
     def _give_back(self, module: nn.Module) -> None:
-        own = [weight for weight in _weights(module) if weight.is_cpu and is_own(weight)]
+        own = [weight for weight in _weights(module) if is_own(weight)]
         reorder(own, torch.contiguous_format)
         self.is_converted = False
 

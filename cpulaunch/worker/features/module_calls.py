@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.features.call_modes import CallModes
 from cpulaunch.worker.graph.dynamo import hide_from_dynamo
-from cpulaunch.worker.graph.precision import DTYPES
+from cpulaunch.worker.graph.precision import DTYPES, place_of
 from cpulaunch.worker.ledger.chooser import Chooser
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.events import report_event
@@ -156,7 +156,9 @@ class CallWrapper:
         self._original = original
         self._first_call = first_call
         self.modes = CallModes(settings, original, self.state)
-        self.chooser = Chooser(self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded)
+        self.chooser = Chooser(
+            self.modes.candidates, self.modes.retire, measured=measured, is_guarded=self._is_guarded, place_of=place_of
+        )
         self.modes.changed = self.chooser.restart
         if measured:
             self.modes.is_measured = True

@@ -26,17 +26,21 @@ class Mode:
 
 
 class Precision:
-    """The precision set by `--precision`. `dtype` None: autocast is left to the program."""
+    """The precision set by `--precision`. `dtype` None: autocast is left to the program.
 
-    def __init__(self, name: str | None) -> None:
+    `cpu_only`: models of which a part is on another device are left as they are.
+    """
+
+    def __init__(self, name: str | None, *, cpu_only: bool = False) -> None:
         self.dtype = DTYPES.get(name or "")
+        self._cpu_only = cpu_only
 
     def applies(self, module: nn.Module) -> bool:
         """Whether `enter` would enter autocast for a call of the module now."""
         device = device_of(module)
         if self.dtype is None or not torch.amp.is_autocast_available(device) or torch.is_autocast_enabled(device):
             return False
-        return not is_low(module)
+        return not is_low(module) and not (self._cpu_only and not is_on_cpu(module))
 
     def enter(self, contexts: ExitStack, module: nn.Module, *, cache: bool = True) -> Mode:
         """The mode of the call. Effect: enters autocast until `contexts` closes, if the call needs it.
@@ -52,10 +56,16 @@ class Precision:
             if not cache:
                 contexts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
             return Mode(low=dtype in LOW, widen=False)
-        if self.dtype is None or is_low(module):
+        if self.dtype is None or is_low(module) or (self._cpu_only and device != "cpu"):
             return Mode(low=False, widen=False)
         contexts.enter_context(torch.autocast(device, dtype=self.dtype, cache_enabled=cache))
         return Mode(low=True, widen=True)
+
+
+def place_of(module: nn.Module) -> tuple[str, bool]:
+    """The module's device, and whether the program's own autocast is in force there."""
+    device = device_of(module)
+    return device, torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def device_of(module: nn.Module) -> str:
@@ -76,11 +86,25 @@ def is_on_cpu(module: nn.Module) -> bool:
 
 def is_low(module: nn.Module) -> bool:
     """Whether the program itself keeps this module in bf16 or fp16, by its first floating-point parameter."""
+    return _weights_dtype(module) in LOW
+
+
+def takes_low(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the program calls a module without floating-point parameters with tensors in bf16 or fp16.
+
+    It computes in these types itself, and its results stay in them.
+    """
+    is_given = any(isinstance(each, Tensor) and each.dtype in LOW for each in (*args, *kwargs.values()))
+    return is_given and _weights_dtype(module) is None
+
+
+def _weights_dtype(module: nn.Module) -> torch.dtype | None:
+    """The type of the module's first floating-point parameter; None if there is none, or that cannot be found out."""
     with suppress(Exception), _no_function_modes():
         for parameter in module.parameters():
             if parameter.is_floating_point():
-                return parameter.dtype in LOW
-    return False
+                return parameter.dtype
+    return None
 
 
 LOW_NAMES = ("BFloat16", "bfloat16", "Half")

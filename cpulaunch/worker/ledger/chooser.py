@@ -40,8 +40,8 @@ MAX_REPORTS = 8
 Key = tuple[int, bool, bool]
 """The address of a module, whether it is in training mode, and whether gradients are enabled."""
 
-Flags = tuple[bool, bool, bool]
-"""Whether the module is in training mode, gradients are enabled, and the program's own autocast is."""
+Flags = tuple[bool, bool, Any]
+"""Whether the module is in training mode, and gradients are enabled; and the module's place."""
 
 ALL_FLAGS = ((False, False), (False, True), (True, False), (True, True))
 """The flags that distinguish the runs of a module."""
@@ -79,7 +79,8 @@ class Chooser:
     unless `measured`. `retire` is called with a module and the modes that have lost, and returns those that are over
     for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
     program that alternates between them, as to act and to learn, is not measured for ever. `is_guarded`: whether the
-    wrapper of calls must see these too, so that they are in no run that it counts down by itself.
+    wrapper of calls must see these too, so that they are in no run that it counts down by itself. `place_of`: what else
+    decides about the modes possible for a module.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
     the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself, and they share what
@@ -93,9 +94,10 @@ class Chooser:
         *,
         measured: bool = True,
         is_guarded: Callable[[nn.Module], bool] = lambda module: False,
+        place_of: Callable[[nn.Module], Any] = lambda module: None,
     ) -> None:
         self._measured = measured
-        self._is_guarded = is_guarded
+        self._is_guarded, self._place_of = is_guarded, place_of
         self._candidates = candidates
         self._retire = retire
         self._entries: dict[int, ModuleEntry] = {}
@@ -116,7 +118,7 @@ class Chooser:
 
         A call whose signature has not chosen the mode is measured: another mode may be far faster for it.
         """
-        flags = _flags(module)
+        flags = self._flags(module)
         key = (id(module), *flags[:2])
         plain, others = self.runs.get(key), self._other_runs.get(key)
         runs = [run for run in (plain, *(others or {}).values()) if run and run.left > 0 and run.until >= now]
@@ -133,7 +135,7 @@ class Chooser:
         """The mode in which this call runs. `now`: the time, in seconds."""
         with self._lock:
             entry = self._entry(module)
-            flags = _flags(module)
+            flags = self._flags(module)
             self._end_run(entry, flags[:2], now)
             ended = self._end_step(entry, now)
             if ended is not None and ended[0][:2] != flags[:2]:
@@ -194,7 +196,7 @@ class Chooser:
         `seconds`: its duration. `now`: the time, in seconds.
         """
         with self._lock:
-            entry, flags = self._entry(module), _flags(module)
+            entry, flags = self._entry(module), self._flags(module)
             run = self.runs.get((entry.address, *flags[:2]))
             self._end_run(entry, flags[:2], now)
             signature, modes = (flags, entry.signatures.of(args, kwargs)), entry.modes.get(flags)
@@ -213,7 +215,7 @@ class Chooser:
         None if such calls are not measured.
         """
         entry = self._entry(module)
-        return entry.ledger.fastest_but(mode, (_flags(module), entry.signatures.of(args, kwargs)))
+        return entry.ledger.fastest_but(mode, (self._flags(module), entry.signatures.of(args, kwargs)))
 
     def remove(self, module: nn.Module, mode: str) -> None:
         """Effect: calls of the module do not run in this mode any more."""
@@ -229,6 +231,9 @@ class Chooser:
                 renewed = self._entry(module)
                 renewed.ledger.join(entry.ledger.family, like=entry.ledger)
                 renewed.has_family = entry.has_family
+
+    def _flags(self, module: nn.Module) -> Flags:
+        return module.training, torch.is_grad_enabled(), self._place_of(module)
 
     def _remove(self, entry: ModuleEntry, mode: str) -> None:
         entry.ledger.remove(mode)
@@ -380,10 +385,6 @@ def _count_run(entry: ModuleEntry, run: UnmeasuredRun) -> int:
     calls = run.size - max(run.left, 0)
     entry.ledger.skip(run.signature, calls)
     return calls
-
-
-def _flags(module: nn.Module) -> Flags:
-    return module.training, torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
 
 
 def ranks_in_job() -> int:

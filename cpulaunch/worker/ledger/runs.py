@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cpulaunch.worker.ledger.chooser import ModuleEntry
+from typing import Any
 
 FIRST_RUN, LAST_RUN = 16, 1024
 """Calls of a module for which a mode is chosen that run without being measured: doubled after each measured one."""
@@ -37,7 +34,7 @@ class Turn:
 
     __slots__ = ("entry", "is_step", "mode", "signature")
 
-    def __init__(self, entry: ModuleEntry, signature: Any, mode: str, *, is_step: bool) -> None:
+    def __init__(self, entry: Any, signature: Any, mode: str, *, is_step: bool) -> None:
         self.entry, self.signature, self.mode, self.is_step = entry, signature, mode, is_step
 
     def spend(self, seconds: float) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 NUMA_VM = Path(__file__).parents[3] / "scripts/numa-vm"
 ARGUMENTS = ["two words", 'it\'s "quoted"', "$HOME * `id`", "", "new\nline", "--help"]
-NOBODY = 65534
+OTHER_USER = 65534
 GONE = Path("/tmp/written-in-the-guest")
 PROGRAM = f"""
 import os, sys
@@ -41,9 +41,9 @@ def test_arguments_user_output_files_and_exit_code_pass_through(tmp_path: Path) 
     writable = tmp_path / "kept, it's here"
     writable.mkdir()
     writable.chmod(0o777)
-    options = ("--user", NOBODY, "--writable", writable)
+    options = ("--user", OTHER_USER, "--writable", writable)
     seen = numa_vm(*options, sys.executable, "-c", PROGRAM, writable, *ARGUMENTS)
-    assert seen == (7, f"{NOBODY} {ARGUMENTS!r}\n", "to standard error\n")
+    assert seen == (7, f"{OTHER_USER} {ARGUMENTS!r}\n", "to standard error\n")
     assert (writable / "kept").read_text() == "from the guest"
     assert not GONE.exists()
 
