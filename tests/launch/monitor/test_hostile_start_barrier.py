@@ -28,11 +28,12 @@ def barrier(tmp_path):
     barrier.close()
 
 
-@pytest.fixture
-def worker(barrier, tmp_path):
-    """A worker that waits at the barrier."""
+@pytest.fixture(params=["", "import select; del select.poll"], ids=["", "without poll"])
+def worker(request, barrier, tmp_path):
+    """A worker that waits at the barrier; without poll, as where eventlet has removed it."""
     events = {"CPULAUNCH_EVENTS": str(tmp_path / "worker-0.jsonl")}
-    with subprocess.Popen([sys.executable, "-c", READY], env={**os.environ, **events}) as process:
+    code = request.param + READY
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **events}) as process:
         yield process
         process.kill()
 
@@ -69,6 +70,8 @@ def test_arrivals_that_cannot_be_read_are_an_error(barrier):
 def test_a_gate_that_another_process_keeps_open_holds_no_worker(barrier, worker, tmp_path):
     kept = os.open(tmp_path / "gate", os.O_RDWR)
     assert has_arrival(barrier)
+    os.read(barrier.fd, 100)
+    assert has_arrival(barrier)  # The second one comes from the gate.
     barrier.serve(0)
     assert worker.wait(20) == 0
     os.close(kept)
