@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
@@ -59,7 +60,7 @@ def print_text(text: str, *, end: str = "\n") -> None:
         return
     text += end
     try:
-        _write(stdout.fileno(), text.encode(stdout.encoding, _encoding_errors(text, stdout.encoding)))
+        _write(stdout, text, _encoding_errors(text, stdout.encoding or "utf-8"))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -101,17 +102,33 @@ def write_stderr(text: str, *, seconds: float | None = None) -> None:
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
-        _write(sys.stderr.fileno(), f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"), deadline)
+        _write(sys.stderr, f"{text}\n", "backslashreplace", deadline)
     except OSError:
         return
 
 
-def _write(fd: int, data: bytes, deadline: float | None = None) -> None:
-    """Effect: writes the data, or what can be written before the deadline (monotonic seconds), in parts.
+def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None) -> None:
+    """Effect: writes the text, or what can be written before the deadline (monotonic seconds), in parts.
 
-    Not by print: a process that shares the descriptor may have made it non-blocking, and what cannot be written would
-    stay in Python's buffer, and fail again later. Raises: OSError.
+    `errors`: the handler of characters that the stream's encoding lacks. A stream without a descriptor (StringIO) takes
+    the text whole, and so does any on Windows, where consoles take no bytes and poll(2) is missing. Others are not
+    written by print: a process that shares the descriptor may have made it non-blocking, and what cannot be written
+    would stay in Python's buffer, and fail again later. Raises: OSError.
     """
+    try:
+        fd = stream.fileno() if hasattr(select, "poll") else None
+    except io.UnsupportedOperation:
+        fd = None
+    if fd is None:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+        print(text, end="", file=stream, flush=True)
+    else:
+        _write_parts(fd, text.encode(stream.encoding, errors), deadline)
+
+
+def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
+    """Effect: writes what the descriptor takes before the deadline. Raises: OSError."""
     left = memoryview(data)  # What is left is not copied.
     while left and _is_writable(fd, deadline):
         try:

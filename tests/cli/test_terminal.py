@@ -1,5 +1,7 @@
 """Messages on stderr: one prefix, and colours on a terminal only."""
 
+import contextlib
+import io
 import os
 import pty
 import select
@@ -100,3 +102,22 @@ def test_all_is_written_to_a_pipe_that_another_process_has_made_non_blocking(str
         written.result()
         output.close()
         assert read.result() == f"{'x' * 1_000_000}\n"
+
+
+def test_a_stream_without_a_descriptor_gets_the_output():
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        terminal.print_text("\u00fcber")
+        terminal.notify("error: no", {})
+    assert (out.getvalue(), err.getvalue()) == ("\u00fcber\n", "cpulaunch: error: no\n")
+
+
+def test_output_needs_no_poll(monkeypatch):
+    """Windows lacks it."""
+    monkeypatch.delattr(select, "poll")
+    written = io.BytesIO()
+    with io.TextIOWrapper(written, "ascii", newline="\r\n") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.stderr", stream)
+        terminal.print_text("\u00fcber")
+        terminal.notify("error: \u00fcber", {}, seconds=1)
+        assert written.getvalue() == b"?ber\r\ncpulaunch: error: \\xfcber\r\n"
