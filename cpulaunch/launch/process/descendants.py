@@ -36,13 +36,16 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
             _signal(pid, processes[pid], signal.SIGKILL)
 
 
-def signal_descendants(group: int, number: int) -> None:
-    """Effect: sends this signal to the descendants of this process in the group. None without /proc or pidfds."""
+def signal_descendants(group: int, number: int, *, spared: frozenset[int]) -> None:
+    """Effect: sends this signal to the descendants of this process in the group, but not to those `spared`.
+
+    None without /proc or pidfds.
+    """
     if not hasattr(os, "pidfd_open"):
         return
     processes = _processes()
     for pid in descendants(processes, frozenset()):
-        if pid != os.getpid() and processes[pid].group == group:
+        if pid != os.getpid() and pid not in spared and processes[pid].group == group:
             _signal(pid, processes[pid], number, group=group)
 
 

@@ -1,6 +1,7 @@
 """The number of a process or group may be that of another one once the process was reaped: that one gets no signal."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -9,48 +10,90 @@ from tests.launch.launching import python
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
 
-LEAVES_A_MEMBER = """
+FORKS = """
     import os, signal
+    from cpulaunch.launch.process import descendants
     from cpulaunch.launch.process.processes import signal_worker
     from cpulaunch.system.libc import adopt_orphans
+    SIGNALS = {signal.SIGTERM, signal.SIGRTMIN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+    def forked():
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            os._exit(signal.sigwait(SIGNALS))
+        return pid
+
+    def print_ends(*pids):
+        print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), flush=True)
+"""
+"""A forked process exits with the number of the signal that it gets: the lower one, should it have both."""
+
+ENDS = f"{signal.SIGTERM} {signal.SIGRTMIN}\n"
+"""Of a process in the group, and of one that is in another."""
+
+LEAVES_A_MEMBER = """
     adopt_orphans()
     read, write = os.pipe()
     worker = os.fork()
     if worker == 0:
         os.setpgid(0, 0)
-        member = os.fork()
-        if member == 0:
-            below = os.fork()
-            if below:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                os.close(write)
-                os._exit(-os.waitstatus_to_exitcode(os.wait()[1]))
-            os.close(write)
-            signal.pause()
-        os.close(write)
+        if os.fork() == 0:
+            below, outside = forked(), forked()
+            os.setpgid(outside, outside)
+            os.write(write, b"%d" % outside)
+            print_ends(below, outside)
+            os._exit(0)
         signal.pause()
-    os.close(write)
-    os.read(read, 1)
+    outside = int(os.read(read, 20))
     print(worker, flush=True)
     input()
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
     signal_worker(worker, signal.SIGTERM, adopts=True)
-    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    os.kill(outside, signal.SIGRTMIN)
+    os.wait()
 """
 
 
 def test_of_a_reaped_workers_group_only_what_the_worker_left_gets_a_signal():
-    command = python(LEAVES_A_MEMBER)
+    command = python(FORKS + LEAVES_A_MEMBER)
     with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as supervisor:
         group = int(supervisor.stdout.readline())
         stranger = subprocess.Popen(["sleep", "600"], process_group=group)
         try:
-            assert supervisor.communicate("\n", timeout=60)[0] == "15\n", "the signal of what is below the member"
+            assert supervisor.communicate("\n", timeout=60)[0] == ENDS
             assert stranger.poll() is None
         finally:
             stranger.kill()
             stranger.wait()
+
+
+CHILDREN = """
+    worker, member, outside = forked(), forked(), forked()
+    for pid, group in ((worker, worker), (member, worker), (outside, outside)):
+        os.setpgid(pid, group)
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    signal_worker(worker, signal.SIGTERM, adopts=True)
+    os.kill(outside, signal.SIGRTMIN)
+    print_ends(member, outside)
+"""
+NO_PROC = """
+    descendants._processes = dict
+"""
+NO_PIDFDS = """
+    def refused(*_):
+        raise OSError(38, "as in a sandbox")
+    os.pidfd_open = refused
+"""
+
+
+@pytest.mark.parametrize("lacks", ["", NO_PROC, NO_PIDFDS], ids=["nothing", "/proc", "pidfds"])
+def test_children_in_a_reaped_workers_group_get_a_signal_whatever_the_system_lacks(lacks):
+    done = subprocess.run(python(FORKS + lacks + CHILDREN), text=True, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == ENDS
 
 
 WITHOUT_WAITID = """
