@@ -280,8 +280,8 @@ def signal_worker(pid: int, number: int, *, adopts: bool, ended: bool = False) -
     """Effect: sends this signal to a worker and the members of the group that it started in.
 
     The worker itself may have left the group. Once it is reaped, its pid may name another process or group: where this
-    process `adopts` orphans, only its own descendants in the group then get the signal; without /proc or pidfds only its
-    children. `ended`: whether it is known to have ended, by which it is reaped where waitid(2) is missing.
+    process `adopts` orphans, only its own descendants in the group then get the signal; without /proc or pidfds, only
+    its children. `ended`: whether it is known to have ended, by which it is reaped where waitid(2) is missing.
     """
     reaped = not is_child(pid) or (ended and not hasattr(os, "waitid"))
     if not reaped and _group_of(pid) != pid:
