@@ -79,8 +79,10 @@ def _owner(name: str) -> str | None:
 
 def _order(name: str) -> int:
     """The runtime's file, of which there is one, before regions of low numbers before those of high ones."""
-    number = name.rpartition(":")[2]
-    return -1 if name.startswith(REGISTERED) else int(number) if _is_number(number) else sys.maxsize
+    if name.startswith(REGISTERED):
+        return -1
+    number = name.split(":", 2)[2]
+    return int(number) if _is_number(number) else sys.maxsize
 
 
 def _is_number(text: str) -> bool:
@@ -99,12 +101,14 @@ def started_at(pid: int) -> float:
 
 
 def _is_kept(name: str, since: float, *, folder: int) -> bool | None:
-    """Whether a file of this user's is left because a process uses it; None if there is no such file.
+    """Whether a file of this user's is left because a process uses it; None if what has the name is no such file.
 
     Effect: removes an unused one.
     """
     try:
         fd = _open_own(name, since, folder=folder)
+    except FileNotFoundError:
+        return False
     except OSError as error:
         return True if error.errno in BUSY else None
     try:

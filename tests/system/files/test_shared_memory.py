@@ -213,12 +213,21 @@ def test_names_of_another_user_delay_nothing_and_keep_no_file_from_its_removal(f
 
 def test_no_other_name_comes_before_the_lowest_number(folder, monkeypatch):
     monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5)
-    for other in ("!", "+", "-1", "", "00", "1", "2", "3"):
+    for other in ("!", "+", "-1", "", "00", "1", "2", "3", "!:0", "+:0", "::0", "-:0", "a:0"):
         os.mkdir(f"{folder}/{PID}:{os.getuid()}:{other}")
     own = f"{PID + 1}:{os.getuid()}:0"
     make(folder, own)
     shared_memory.remove_shared_memory({PID, PID + 1}, since=0, folder=folder)
     assert own not in os.listdir(folder)
+
+
+def test_a_name_that_is_gone_by_now_counts_as_no_other_users(folder, monkeypatch):
+    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5)
+    last = make(folder, f"{PID}:{os.getuid()}:10")
+    listed = [*(f"{PID}:{os.getuid()}:{number}" for number in range(10)), *os.listdir(folder)]
+    monkeypatch.setattr(os, "listdir", lambda path: listed)
+    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    assert not os.path.exists(last)
 
 
 def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
