@@ -40,7 +40,10 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
     Effect: makes a folder in cpulaunch's caches where no other parent is secure and takes files: another user may have
     filled those that all share.
     """
-    parent = next(filter(_takes_files, _parents(environ)), None) or _own_parent(environ)
+    parents = _parents(environ)
+    parent = next(filter(_takes_files, parents), None) or _own_parent(environ)
+    if parent is None and not any(map(_may_write, parents)):
+        parent = _open_parent(environ)
     return _unique_path(parent or environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
 
 
@@ -55,9 +58,26 @@ def _own_parent(environ: Mapping[str, str]) -> str | None:
         return None
 
 
+def _open_parent(environ: Mapping[str, str]) -> str | None:
+    """The first folder, without links, that takes files and may hold those of a run, though everyone may write it."""
+    for path in _places(environ):
+        try:
+            resolved = os.path.realpath(path)
+            if _takes_files(resolved) and _may_hold(resolved):
+                return resolved
+        except OSError:
+            continue
+    return None
+
+
+def _may_write(parent: str) -> bool:
+    """Whether permissions let this user make files in the directory, be it full."""
+    return os.access(parent, os.W_OK | os.X_OK)
+
+
 def _takes_files(parent: str) -> bool:
     """Whether files can be made in this directory; permissions alone do not tell, /proc has them for root."""
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not _may_write(parent):
         return False
     try:
         os.close(create_unnamed(parent))
@@ -91,7 +111,11 @@ def _may_hold(parent: str) -> bool:
     if is_secure(parent):
         return True
     is_own = os.stat(parent, follow_symlinks=False).st_uid in (0, os.geteuid())
-    return is_own and not any(is_secure(each) and os.access(each, os.W_OK | os.X_OK) for each in TEMPORARY)
+    return is_own and not any(map(_may_write, _parents({})))
+
+
+def _places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
 
 
 def _parents(environ: Mapping[str, str]) -> list[str]:
@@ -100,7 +124,7 @@ def _parents(environ: Mapping[str, str]) -> list[str]:
     What a link of another user leads to is none.
     """
     parents = []
-    for path in (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY:
+    for path in _places(environ):
         try:
             folder = open_folder(path)
         except OSError:

@@ -1,5 +1,6 @@
 """Where a run's directory is made: where no other user can replace it, if there is such a place."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -113,3 +114,37 @@ def test_an_own_folder_that_everyone_may_write_is_used_where_nothing_else_can_be
     path = choose_private_path(environ)
     make_private_path(path)
     assert os.path.dirname(path) == str(shared)
+
+
+@pytest.mark.parametrize("kind", ["current folder", "TMPDIR", "/tmp"])
+def test_the_only_folder_that_takes_files_is_used_whichever_it_is(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.chdir(shared if kind == "current folder" else "/proc")
+    monkeypatch.setattr(run_directory, "TEMPORARY", (str(shared) if kind == "/tmp" else "/missing", "."))
+    tmpdir = {"TMPDIR": str(shared), "/tmp": "/scratch/gone"}.get(kind, "")
+    monkeypatch.setattr(run_directory, "_may_write", lambda parent: parent == str(shared))
+    path = choose_private_path({"XDG_CACHE_HOME": "/proc", "TMPDIR": tmpdir})
+    make_private_path(path)
+    assert os.path.dirname(path) == str(shared)
+
+
+def test_no_folder_that_everyone_may_write_is_used_while_a_safe_one_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it TMPDIR, or behind a link, as /tmp on macOS."""
+    shared, full, link = tmp_path / "shared", tmp_path / "full", tmp_path / "link"
+    for folder in (shared, full):
+        folder.mkdir()
+    shared.chmod(0o777)
+    link.symlink_to("full")
+    monkeypatch.chdir(shared)
+    monkeypatch.setattr(run_directory, "_takes_files", lambda parent: parent == str(shared))
+    for temporary, tmpdir in ((("/missing", "."), full), ((str(link), "."), "/missing"), ((str(link),), shared)):
+        monkeypatch.setattr(run_directory, "TEMPORARY", temporary)
+        with contextlib.suppress(LaunchError):
+            make_private_path(choose_private_path({"XDG_CACHE_HOME": "/proc", "TMPDIR": str(tmpdir)}))
+    assert list(shared.iterdir()) == []
