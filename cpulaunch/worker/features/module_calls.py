@@ -88,22 +88,27 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
         is_to_infer = infers and grad and not training and not state.inside
         run = runs.get((id(self), training, grad and not is_to_infer))
         started = _clock()
-        if run is None or run.left <= 0 or run.until < started or (is_to_infer and _may_need_gradients(self)):
+        if (
+            run is None
+            or run.left <= 0
+            or run.seconds <= 0
+            or run.until < started
+            or (is_to_infer and _may_need_gradients(self))
+        ):
             return wrapper.call(self, args, kwargs)
         run.left -= 1
         state.unwrapped = True
         try:
             if is_to_infer:
                 _set_grad_enabled(False)
-            is_usual = is_torchs and self._compiled_call_impl is None
-            result = self._call_impl(*args, **kwargs) if is_usual else original(self, *args, **kwargs)
+            if is_torchs and self._compiled_call_impl is None:
+                return self._call_impl(*args, **kwargs)
+            return original(self, *args, **kwargs)
         finally:
+            run.seconds -= _clock() - started
             state.unwrapped = False
             if is_to_infer:
                 _set_grad_enabled(True)
-        if _clock() - started > run.longest:
-            wrapper.notice(self, args, kwargs, started)
-        return result
 
     hide_from_dynamo(__call__)
     return __call__
@@ -176,14 +181,6 @@ class CallWrapper:
     def _is_guarded(self, module: nn.Module) -> bool:
         """Whether each top-level call of the module must be seen, as its result may have another memory layout."""
         return self._layout is not None and bool(self._layout.guards(module))
-
-    def notice(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], started: float) -> None:
-        """Effect: as Chooser.notice, after a call that began at the time `started`."""
-        now = _clock()
-        try:
-            self.chooser.notice(module, args, kwargs, now - started, now=now)
-        except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
-            self._report_unreadable(module, error)
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call, or of a call inside a module that could not be captured."""

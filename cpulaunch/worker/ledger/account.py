@@ -5,7 +5,7 @@ from __future__ import annotations
 SHARE = 0.01
 """The share of the time of a module's calls that later trials of modes may cost."""
 
-MEASURING_SHARE = 0.01
+MEASURING_SHARE = 0.02
 """The share of the time of a module's calls that further measuring of calls whose mode is chosen may cost."""
 
 START_UPS = 4

@@ -21,8 +21,6 @@ from cpulaunch.worker.ledger.runs import (
     FULL_RUN_CALLS,
     LAST_RUN,
     LAST_SLACK,
-    LONG_CALL,
-    LONG_CALL_SECONDS,
     OTHER_RUN_SECONDS,
     RUN_SECONDS,
     Turn,
@@ -190,20 +188,6 @@ class Chooser:
         """
         turn.entry.step, turn.entry.has_failed = None, True
 
-    def notice(self, module: nn.Module, args: Any, kwargs: dict[str, Any], seconds: float, *, now: float) -> None:
-        """Effect: ends the plain run in which a call has taken long, and counts the call if another mode may suit it.
-
-        `seconds`: its duration. `now`: the time, in seconds.
-        """
-        with self._lock:
-            entry, flags = self._entry(module), self._flags(module)
-            run = self.runs.get((entry.address, *flags[:2]))
-            self._end_run(entry, flags[:2], now)
-            signature, modes = (flags, entry.signatures.of(args, kwargs)), entry.modes.get(flags)
-            if run is not None and run.chosen is not None and modes and signature not in run.chosen:
-                entry.ledger.next(signature, modes)
-                self._count(Turn(entry, signature, PLAIN, is_step=False), seconds, steady=True)
-
     def seconds(self, module: nn.Module) -> float:
         """The duration of the module's calls so far; those that were not measured count as typical ones."""
         entry = self._entries.get(id(module))
@@ -325,11 +309,11 @@ class Chooser:
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
         is_seen = mode != PLAIN or is_mixed or self._is_seen(entry)
-        run = UnmeasuredRun(mode, size, signature, chosen=chosen)
+        seconds, run = size * typical, UnmeasuredRun(mode, size, signature, chosen=chosen)
         if is_seen or is_step:
-            run.until = now + (entry.other_slack if is_seen else entry.slack) * size * typical
+            run.until = now + (entry.other_slack if is_seen else entry.slack) * seconds
         else:
-            run.longest = LONG_CALL * typical + LONG_CALL_SECONDS
+            run.seconds = entry.slack * seconds
         self._start_run(entry, run, is_seen=is_seen)
         entry.run_size = min(2 * entry.run_size, LAST_RUN)
         return True
@@ -362,7 +346,7 @@ class Chooser:
             entry.retry = entry.retry if run.left > 0 else now
             return
         calls = _count_run(entry, run)
-        if run.until < now:
+        if run.until < now or run.seconds <= 0:
             is_first = entry.slack == FIRST_SLACK
             to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
             entry.slack = min(2 * entry.slack, LAST_SLACK)

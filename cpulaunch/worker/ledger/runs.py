@@ -13,19 +13,16 @@ RUN_SECONDS, OTHER_RUN_SECONDS = 2.0, 0.05
 In another mode, only short calls gain from not being measured, and a change must be noticed sooner.
 """
 
-LONG_CALL, LONG_CALL_SECONDS = 3.0, 1e-3
-"""A call in a plain run that takes longer than expected by this factor, and by so many seconds, ends the run: it may be
-of another signature, for which another mode may be far faster."""
-
 FULL_RUN_CALLS = 256
-"""After a plain run that ended as expected, one call of so many is measured besides the next one: slower calls, of
-another signature, may have been among them."""
+"""After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
+calls, of another signature, may have been among them."""
 
 FIRST_SLACK, LAST_SLACK = 1.5, 96.0
-"""A run in another mode, or of training steps, whose durations are those between calls, ends once it takes longer than
-expected by this factor, as some of it may have been of another signature. LAST_RUN steps after it are measured, as far
-as MEASURING_SHARE allows. The factor is doubled each time until a choice changes, and from the second time on, a share
-of as many steps as in the run is measured that is halved each time: a program may wait between its calls.
+"""A run that takes longer than expected by this factor ends, as some of it may have been of another signature, and
+LAST_RUN calls after a plain one are measured, as far as MEASURING_SHARE allows. The factor is doubled each time until a
+choice changes, and from the second time on, a share of as many calls as in the run is measured that is halved each
+time. What a plain run takes is the sum of its calls; only runs that are looked at, and those of training steps, include
+the time between calls, in which a program may wait.
 """
 
 
@@ -45,12 +42,12 @@ class Turn:
 class UnmeasuredRun:
     """Calls of a module that run in a mode without being measured: those with its training mode and gradients.
 
-    `left` is counted down by the wrapper of calls, which also ends the run at the time `until`, or after a call of more
-    than `longest` seconds; see module_calls.
-    `chosen`: the signatures for which the mode is chosen; None if there is no other mode.
+    `left` is counted down by the wrapper of calls, as is `seconds`, by the durations of the calls; the run also ends at
+    the time `until`. See module_calls. `chosen`: the signatures for which the mode is chosen; None if there is no other
+    mode.
     """
 
-    __slots__ = ("chosen", "left", "longest", "mode", "signature", "size", "until")
+    __slots__ = ("chosen", "left", "mode", "seconds", "signature", "size", "until")
 
     def __init__(
         self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
@@ -58,5 +55,5 @@ class UnmeasuredRun:
         self.mode = mode
         self.size = self.left = size
         self.signature = signature
-        self.until, self.longest = until, float("inf")
+        self.until, self.seconds = until, float("inf")
         self.chosen = chosen

@@ -105,6 +105,24 @@ def test_a_long_call_among_those_that_are_not_measured_ends_their_run(tmp_path: 
         assert clock.ran == ["plain"]
 
 
+def test_what_measuring_costs_is_counted(tmp_path: Path, clocked, monkeypatch) -> None:
+    clock, turn, turns = clocked({"autocast": 9.0, "weights": 9.0, "plain": 1.0}), Chooser.turn, []
+
+    def slow(self, *given):
+        clock.now += 0.25
+        turns.append(turn(self, *given))
+        return turns[-1]
+
+    monkeypatch.setattr(Chooser, "turn", slow)
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
+        model = mlp()
+        for _ in range(50):
+            model(torch.randn(4, 16))
+    plain = [each for each in turns if each.mode == "plain"]
+    assert plain
+    assert plain[0].entry.ledger.account.measuring == 0.25 * len(plain)
+
+
 def test_the_time_of_a_capture_is_not_that_of_its_call(plugin: Plugin, clocked, monkeypatch) -> None:
     """Nor is that of another thread's capture."""
     clock, counted = clocked({"graph": 0.5, "plain": 1.0}), []
