@@ -7,6 +7,7 @@ from cpulaunch.cli.help.layout import Page
 from cpulaunch.cli.run import read_command_line, request_for
 from cpulaunch.cli.usage import help_text
 from cpulaunch.records.errors import UsageError
+from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
 from tests import json_output
 from tests.profile.hosts import AVX512, amd
@@ -103,6 +104,13 @@ def test_a_profile_file_may_choose_a_level(tmp_path) -> None:
     path.write_text(path.read_text().replace("value = 2", "value = 5"))
     with pytest.raises(UsageError, match="from 0 to 4"):
         request(f"--profile {path} a.py")
+
+
+def test_a_profile_whose_path_looks_like_a_level_is_none() -> None:
+    merged = request("-O3 a.py")
+    assert merged.is_by_level("precision")
+    named = replace(merged, origins={"precision": "profile:/srv/resnet -Ofast/p.toml"})
+    assert not named.is_by_level("precision")
 
 
 def test_json_shows_the_level_and_its_settings(capfd: pytest.CaptureFixture[str]) -> None:
