@@ -131,14 +131,14 @@ def pipes_of_this_process():
 def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
     """It may end while it is paused."""
     control, arrivals = os.pipe()
-    signalled, threads = [], threading.active_count()
+    signalled, threads = [], set(threading.enumerate())
 
     def signal_group(pid, number):
         signalled.append((number, is_child(pid)))
         if number == signal.SIGTSTP:
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: not alive(pid), "the end of the command")
-            eventually(lambda: threading.active_count() == threads, "the end of the thread that waits for it")
+            eventually(lambda: threads.issuperset(threading.enumerate()), "the end of the thread that waits for it")
             os.write(arrivals, bytes([signal.SIGCONT]))
 
     monkeypatch.setattr("cpulaunch.measure.child_process.signal_group", signal_group)

@@ -75,7 +75,8 @@ def test_an_error_file_on_which_a_process_has_a_lease_is_not_waited_for(tmp_path
 
 
 @pytest.mark.torch
-def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_path):
+@pytest.mark.parametrize(("forged", "timestamp"), [("other", 1), ("own", 1 << 32)], ids=["earlier", "later"])
+def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_path, forged, timestamp):
     """torch's agent ends the others by SIGTERM: the one with the earliest time is told as the cause."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -84,11 +85,11 @@ def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_pa
 
     specs = count_attempts(DefaultLogsSpecs())
     specs.reify({0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "0"}})
-    (tmp_path / "error.json").write_text(json.dumps({"message": "forged", "timestamp": 1}))
+    (tmp_path / forged).write_text(json.dumps({"message": "forged", "timestamp": timestamp}))
 
     def run():
-        own = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file="")
-        other = RecordedFailure(local_rank=1, pid=8, exitcode=-15, error_file=str(tmp_path / "error.json"))
+        own = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(tmp_path / "own"))
+        other = RecordedFailure(local_rank=1, pid=8, exitcode=-15, error_file=str(tmp_path / "other"))
         raise ChildFailedError("train.py", {0: own, 1: other})
 
     report = job_report(run, logs_specs=specs)
