@@ -66,13 +66,18 @@ def finished_result(result: TuneResult, program: TuneProgram, planner: Planner, 
         services.notify(f"warning: {failure}")
         text = str(failure.summary)
         return replace(result, command=_command(program, *options_of(kept)), warnings=(*result.warnings, text))
-    chosen = ",".join((name, *program.parsed.values.get("profile", ())))
-    words = ("--profile", chosen, *options_of(on_command_line(kept)))
     result = replace(result, profile=path)
-    if planner.effect_of(*words) == planner.effect(kept):
-        return replace(result, command=_command(program, *words))
+    found = path if _is_path(name) and "," not in path else name  # The current folder may be gone.
+    if planner.effect_of(*_with_profile(found, program, kept)) == planner.effect(kept):
+        return replace(result, command=_command(program, *_with_profile(name, program, kept)))
     text = "variables or profiles here override a part of the profile: the command line gives the options instead"
     return replace(result, command=_command(program, *options_of(kept)), warnings=(*result.warnings, text))
+
+
+def _with_profile(profile: str, program: TuneProgram, kept: Configuration) -> tuple[str, ...]:
+    """The words for a launch with this profile above those of the search, and with what no profile holds."""
+    chosen = ",".join((profile, *program.parsed.values.get("profile", ())))
+    return ("--profile", chosen, *options_of(on_command_line(kept)))
 
 
 def _plan_data(program: TuneProgram, planner: Planner, *words: str) -> dict[str, Any] | None:
@@ -118,9 +123,14 @@ def _place(program: TuneProgram, services: Services, here: str, *, confirmed: bo
 
 def _saved_path(wanted: str, folder: str | None, here: str) -> str:
     """The path of the file that --save names. `folder`: that of the user's profiles; None: there is none."""
-    if "/" in wanted or wanted.endswith(".toml") or folder is None:
+    if _is_path(wanted) or folder is None:
         return os.path.normpath(os.path.join(here, wanted))
     return os.path.join(folder, f"{wanted}.toml")
+
+
+def _is_path(profile: str) -> bool:
+    """Whether --profile takes this for a file, and not for the name of a profile."""
+    return "/" in profile or profile.endswith(".toml")
 
 
 def check_save(wanted: str | None, environ: Mapping[str, str]) -> FileId | None:
