@@ -183,7 +183,9 @@ def test_a_profile_in_a_removed_folder_is_given_by_its_name(home, tmp_path):
     """The program removes the current folder, in which the profile is saved."""
     folder, script = tmp_path / "folder", tmp_path / "program.py"
     folder.mkdir()
-    script.write_text(f"import os\nos.path.isdir({str(folder)!r}) and os.rmdir({str(folder)!r})\n{textwrap.dedent(THREADS)}")
+    script.write_text(
+        f"import os\nos.path.isdir({str(folder)!r}) and os.rmdir({str(folder)!r})\n{textwrap.dedent(THREADS)}"
+    )
     words = ("--json", "--vary", "threads=1,2", "--trials", "1", "--save", "x.toml", str(script))
     command = [sys.executable, "-m", "cpulaunch", "tune", *words]
     data = read(subprocess.run(command, cwd=folder, env=home, capture_output=True, text=True, timeout=240, check=False))
