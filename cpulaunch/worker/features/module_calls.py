@@ -105,10 +105,10 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
                 return self._call_impl(*args, **kwargs)
             return original(self, *args, **kwargs)
         finally:
-            run.seconds -= _clock() - started
-            state.unwrapped = False
+            state.unwrapped = False  # First, as signals are handled after calls.
             if is_to_infer:
                 _set_grad_enabled(True)
+            run.seconds -= _clock() - started
 
     hide_from_dynamo(__call__)
     return __call__
