@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 LEAST_WAIT_SECONDS = 2.0
 """For processes that still make steps, once as many as a job has are measured."""
+LOOK_SHARE = 0.05
+"""The share of the time that may be spent on looking: what the program prints asks for a look each time."""
 
 
 class Measurement:
@@ -29,6 +31,7 @@ class Measurement:
         self._clock = clock
         self._is_alive = is_alive or _is_alive
         self._reader = FiguresReader(folder)
+        self._next_look = float("-inf")
         self._begun: float | None = None
         self._enough: float | None = None
         self._unmeasured: frozenset[int] = frozenset()
@@ -40,7 +43,10 @@ class Measurement:
         still run; for these it waits as long again as the first ones took. Raises: LaunchError if the folder is gone.
         """
         now = self._clock()
-        self._look(now)
+        if now >= self._next_look:
+            self._look(now)
+            looked = self._clock()
+            self._next_look = looked + (looked - now) / LOOK_SHARE
         if self._enough is None:
             return False
         begun = now if self._begun is None else self._begun

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -60,10 +61,18 @@ def save_output(
         write_output(path, data, direct=direct)
     except OSError as error:
         reason = error.strerror or str(error)
-        is_taken = isinstance(error, PermissionError | IsADirectoryError)  # Else another name would not help either.
-        beside = _save_beside(path, data) if direct is None and is_taken else None
+        beside = _save_beside(path, data) if direct is None and not _is_useless(path, error) else None
         return _unwritable(output, path, reason if beside is None else f"{reason}; it is in {beside}")
     return None
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+def _is_useless(path: str, error: OSError) -> bool:
+    """Whether a file beside this one would fail as this one did: its file system is full, and no link leads to it."""
+    folder = os.path.dirname(os.path.abspath(path))
+    return error.errno in FULL and os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)
 
 
 def _save_beside(path: str, data: bytes) -> str | None:

@@ -46,11 +46,13 @@ def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
         reasons = (f"{part[0]} {reason}" for part in _parts(path) if (reason := _writer(part)) is not None)
         return next(reasons, None)
     except OSError as error:
-        is_missing, parent = isinstance(error, FileNotFoundError), os.path.dirname(error.filename)
-        is_closed = isinstance(error, PermissionError)
-        if may_be_missing and (is_missing or is_closed) and not _is_shared(parent, os.stat(parent)):
-            return None
-        return f"{error.filename} {'is missing' if is_missing else f'cannot be checked ({error.strerror})'}"
+        where, is_missing = error.filename or path, isinstance(error, FileNotFoundError)
+        is_closed = isinstance(error, PermissionError) and error.filename is not None  # Else another user's FUSE is.
+        if may_be_missing and (is_missing or is_closed):
+            parent = os.path.dirname(where)
+            if not _is_shared(parent, os.stat(parent)):
+                return None
+        return f"{where} {'is missing' if is_missing else f'cannot be checked ({error.strerror})'}"
     except ValueError as error:  # It has a NUL, as a file may name it.
         return f"{path} cannot be checked ({error})"
 

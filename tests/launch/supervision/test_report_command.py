@@ -190,16 +190,28 @@ def test_what_is_no_folder_is_an_error_without_effect(tmp_path):
     assert (tmp_path / "r.json").read_text() == "before"
 
 
-def test_a_report_for_which_there_is_no_space_is_written_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "through_link", "writes"),
+    [(errno.ENOSPC, False, 1), (errno.ENOSPC, True, 2), (errno.EBUSY, False, 2), (errno.ELOOP, False, 2)],
+)
+def test_a_report_is_also_tried_beside_its_name_where_that_can_help(
+    tmp_path, monkeypatch, number, through_link, writes
+):
+    """Not on the same full disk; a mount, or a link to itself, is in the way of the name alone."""
     written = []
 
     def write(path, data, **_):
         written.append(path)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if len(written) == 1:
+            raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(outputs, "write_output", write)
-    error = save_output(REPORT, str(tmp_path / "r.json"), "content", direct=None)
-    assert (len(written), "No space left on device" in str(error)) == (1, True)
+    (tmp_path / "full").mkdir()
+    path = tmp_path / "r.json"
+    if through_link:
+        path.symlink_to("full/r.json")
+    error = str(save_output(REPORT, str(path), "content", direct=None))
+    assert (len(written), os.strerror(number) in error, "it is in" in error) == (writes, True, writes == 2)
 
 
 def test_a_named_pipe_gets_the_report(tmp_path):

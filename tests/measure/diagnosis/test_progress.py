@@ -57,6 +57,21 @@ def watched(tmp_path):
     return Watched(tmp_path)
 
 
+def test_looking_takes_a_small_share_of_the_time_whatever_asks(watched, monkeypatch):
+    """A program that prints asks after each line, and there may be a thousand files."""
+    looks = []
+
+    def slow_read(self):
+        looks.append(watched.now)
+        watched.now += 0.024
+        return ()
+
+    monkeypatch.setattr(FiguresReader, "read", slow_read)
+    while watched.now < 10:
+        assert not watched.after(0.001)
+    assert 10 < len(looks) < 25
+
+
 def test_a_single_process_is_enough(watched):
     assert not watched.after(1)
     watched.begins(1)

@@ -1,5 +1,6 @@
 """Which files and folders another user can change: by POSIX ACLs and by mounts. Modes are in test_libraries.py."""
 
+import errno
 import os
 import struct
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.system.files import trust
 from cpulaunch.system.files.acls import ACL, nfs4_writer
 from cpulaunch.system.files.mounts import mounter
 from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_folder, untrusted_part
@@ -375,3 +377,18 @@ def test_in_a_user_namespace_a_group_counts_by_its_number_outside(strangers: Pat
             raise OSError(said)
 
     in_user_namespace(make)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("may_be_missing", [False, True])
+def test_a_file_system_that_answers_no_more_is_untrusted(
+    library: Path, monkeypatch: pytest.MonkeyPatch, number: int, may_be_missing: bool
+) -> None:
+    """Of NFS, or FUSE: fstat(2) fails, and names no file."""
+
+    def gone(status: os.stat_result, fd: int = -1) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(trust, "is_trusted", gone)
+    reason = untrusted_part(str(library), may_be_missing=may_be_missing)
+    assert reason == f"{library} cannot be checked ({os.strerror(number)})"
