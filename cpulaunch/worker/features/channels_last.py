@@ -99,8 +99,8 @@ class ChannelsLast:
     def _viewed(self, parameter: Tensor) -> None:
         """Effect: the model of this parameter gets its layout back: the program views it as contiguous."""
         for module, trial in list(self._trials.items()):
-            if trial.is_converted and any(weight is parameter for weight in _weights(module)):
-                trial.withdraw(module)
+            if (trial.is_converted or trial.is_left) and any(weight is parameter for weight in _weights(module)):
+                trial.withdraw(module, is_viewed=True)
 
 
 class LayoutTrial:
@@ -126,7 +126,9 @@ class LayoutTrial:
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
         self._layouts: set[tuple[torch.Size, tuple[int, ...]]] = set()
         self._running: set[int] = set()
-        self._is_ending = self.has_ended = self.is_converted = self._runs_converted = self._reorders = False
+        self._is_ending = self.has_ended = self.is_converted = self._runs_converted = self._reorders = self.is_left = (
+            False
+        )
         self._drained_by = float("inf")
         _trials.add(self)
 
@@ -276,12 +278,16 @@ class LayoutTrial:
             time.sleep(0.001)
         return is_first
 
-    def withdraw(self, module: nn.Module) -> None:
-        """Effect: the weights get their own layout back, also after the trial; not while a call reads them."""
+    def withdraw(self, module: nn.Module, *, is_viewed: bool = False) -> None:
+        """Effect: the weights get their own layout back, also after the trial; not while a call reads them.
+
+        Those that have moved to another device get it back only where a program views them, which would fail else: a
+        CUDA graph may read their memory.
+        """
         self._give_up(module)
         with self._conversion_lock:
-            if self.is_converted and not self._running:
-                self._give_back(module)
+            if (self.is_converted or (is_viewed and self.is_left)) and not self._running:
+                self._give_back(module, is_viewed=is_viewed)
 
     def leave(self, module: nn.Module) -> bool:
         """Whether the weights have their own layout again. Effect: gives it back at once, unless a call reads them."""
@@ -293,9 +299,10 @@ class LayoutTrial:
                 self._is_ending, self._drained_by = True, time.monotonic() + DRAIN_SECONDS
             return not self.is_converted
 
-    def _give_back(self, module: nn.Module) -> None:
-        own = [weight for weight in _weights(module) if is_own(weight)]
+    def _give_back(self, module: nn.Module, *, is_viewed: bool = False) -> None:
+        own = [weight for weight in _weights(module) if (is_viewed or weight.is_cpu) and is_own(weight)]
         reorder(own, torch.contiguous_format)
+        self.is_left = not is_viewed and not all(weight.is_cpu for weight in _weights(module))
         self.is_converted = False
 
     def _withdrawn(self, module: nn.Module) -> bool:

@@ -21,6 +21,7 @@ from cpulaunch.worker.ledger.runs import (
     FULL_RUN_CALLS,
     LAST_RUN,
     LAST_SLACK,
+    LATE_CALLS,
     OTHER_RUN_SECONDS,
     RUN_SECONDS,
     Turn,
@@ -116,16 +117,15 @@ class Chooser:
 
         A call whose signature has not chosen the mode is measured: another mode may be far faster for it.
         """
-        flags = self._flags(module)
-        key = (id(module), *flags[:2])
+        key = (id(module), module.training, torch.is_grad_enabled())
         plain, others = self.runs.get(key), self._other_runs.get(key)
         runs = [run for run in (plain, *(others or {}).values()) if run and run.left > 0 and run.until >= now]
         if not runs:
             return None
-        signature = (flags, self._entry(module).signatures.of(args, kwargs))
+        signature = (self._flags(module), self._entry(module).signatures.of(args, kwargs))
         for run in runs:
-            if run.chosen is None or signature in run.chosen:
-                run.left -= 1
+            if run.holds(signature):
+                run.left = (min(run.left, LATE_CALLS) if run.seconds <= 0 else run.left) - 1
                 return run.mode
         return None
 
@@ -147,7 +147,8 @@ class Chooser:
             if len(modes) == 1:
                 if modes[0] == PLAIN:
                     run = UnmeasuredRun(PLAIN, LAST_RUN, (flags, ()), until=entry.retry)
-                    self._start_run(entry, run, is_seen=self._is_seen(entry))
+                    has_others = any(place[:2] == flags[:2] and each != (PLAIN,) for place, each in entry.modes.items())
+                    self._start_run(entry, run, is_seen=has_others or self._is_seen(entry))
                 return Turn(entry, None, modes[0], is_step=False)
             if entry.has_failed:
                 return Turn(entry, None, PLAIN, is_step=False)
@@ -358,7 +359,7 @@ class Chooser:
         """Effect: ends the run in which calls of this signature, and of others with the same choice, are."""
         runs = self._other_runs.get((entry.address, *signature[0][:2]), {})
         for run in list(runs.values()):
-            if run.chosen is None or signature in run.chosen:
+            if run.holds(signature):
                 _count_run(entry, runs.pop(run.mode))
                 if run.until < now:  # The program waits between its calls.
                     entry.other_slack = min(2 * entry.other_slack, LAST_SLACK)

@@ -25,6 +25,10 @@ time. What a plain run takes is the sum of its calls; only runs that are looked 
 the time between calls, in which a program may wait.
 """
 
+LATE_CALLS = 64
+"""Calls of known signatures with which a plain run ends that has taken longer than expected: those of others, whose
+share in it is unknown, are measured meanwhile."""
+
 
 class Turn:
     """One call that is being measured: what it was chosen for, and in which mode it runs."""
@@ -35,8 +39,9 @@ class Turn:
         self.entry, self.signature, self.mode, self.is_step = entry, signature, mode, is_step
 
     def spend(self, seconds: float) -> None:
-        """Effect: counts what it has cost to measure this call."""
-        self.entry.ledger.account.measuring += seconds
+        """Effect: counts what it has cost to measure this call, if its duration counts too."""
+        if self.signature is not None:
+            self.entry.ledger.account.measuring += seconds
 
 
 class UnmeasuredRun:
@@ -57,3 +62,7 @@ class UnmeasuredRun:
         self.signature = signature
         self.until, self.seconds = until, float("inf")
         self.chosen = chosen
+
+    def holds(self, signature: Any) -> bool:
+        """Whether calls of this signature are in the run."""
+        return signature[0] == self.signature[0] if self.chosen is None else signature in self.chosen

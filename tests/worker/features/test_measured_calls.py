@@ -19,6 +19,7 @@ from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
+from cpulaunch.worker.ledger.runs import LATE_CALLS  # noqa: E402
 from cpulaunch.worker.weights import resident  # noqa: E402
 from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
@@ -85,7 +86,7 @@ class TakesTimePerRow(nn.Linear):
         self.clock = clock
 
     def forward(self, x: Tensor) -> Tensor:
-        self.clock.now += len(x)
+        self.clock.now += 1e-3 * len(x)
         return super().forward(x)
 
 
@@ -93,16 +94,64 @@ def test_a_long_call_among_those_that_are_not_measured_ends_their_run(tmp_path: 
     clock = clocked({"autocast": 9.0, "weights": 9.0, "plain": 0.0})
     with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
         model = TakesTimePerRow(clock).eval()
-        short, long = torch.randn(1, 16), torch.randn(50, 16)
-        for _ in range(100):
+        short, long = torch.randn(1, 16), torch.randn(5000, 16)
+        for _ in range(500):
             model(short)
         while clock.ran:  # The next run begins.
             clock.ran.clear()
             model(short)
+        for _ in range(100):
+            clock.now += 60.0  # Pauses end none.
+            model(short)
+        assert not clock.ran
         model(long)
         assert not clock.ran
-        model(short)
-        assert clock.ran == ["plain"]
+        for _ in range(LATE_CALLS + 1):
+            model(short)
+        assert clock.ran
+
+
+def test_an_interrupt_at_the_end_of_a_call_leaves_no_state_behind(tmp_path: Path, clocked, monkeypatch) -> None:
+    clock = clocked({"autocast": 9.0, "weights": 9.0, "plain": 1e-3})
+    settings = TorchSettings(precision="bf16", inference_mode=True)
+    with installed(tmp_path, settings, measured=True), torch.enable_grad():
+        model, times = mlp(), []
+        for _ in range(500):
+            model(torch.randn(4, 16))
+        while clock.ran:
+            clock.ran.clear()
+            model(torch.randn(4, 16))
+
+        def interrupted() -> float:
+            times.append(clock.now)
+            if len(times) == 2:
+                raise KeyboardInterrupt
+            return clock.now
+
+        x = torch.randn(4, 16)
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "_clock", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model(x)
+        assert torch.is_grad_enabled()
+        for _ in range(2000):
+            model(torch.randn(4, 16))
+        assert clock.ran  # Calls are still seen.
+
+
+@pytest.mark.parametrize("period", [2, 11])
+def test_calls_in_the_programs_own_autocast_take_nothing_from_others(tmp_path: Path, clocked, period: int) -> None:
+    clock = clocked({"autocast": 1e-3, "weights": 5e-3, "plain": 5e-3})
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
+        model, x, own = mlp(), torch.randn(4, 16), []
+        low = torch.bfloat16
+        model.register_forward_hook(lambda module, args, result: own.append(result.dtype))
+        for number in range(1000):
+            with torch.autocast("cpu", enabled=number % period == 0, dtype=low):
+                model(x)
+    outside = [dtype for number, dtype in enumerate(own) if number % period]
+    assert outside.count(low) > 0.9 * len(outside)
+    assert clock.now < 1000 * 5e-3
 
 
 def test_what_measuring_costs_is_counted(tmp_path: Path, clocked, monkeypatch) -> None:
@@ -113,14 +162,20 @@ def test_what_measuring_costs_is_counted(tmp_path: Path, clocked, monkeypatch) -
         turns.append(turn(self, *given))
         return turns[-1]
 
+    def slow_add(self, *given, **named):
+        clock.now += 0.5
+        add(self, *given, **named)
+
+    add = Chooser.add
     monkeypatch.setattr(Chooser, "turn", slow)
+    monkeypatch.setattr(Chooser, "add", slow_add)
     with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
         model = mlp()
         for _ in range(50):
             model(torch.randn(4, 16))
     plain = [each for each in turns if each.mode == "plain"]
     assert plain
-    assert plain[0].entry.ledger.account.measuring == 0.25 * len(plain)
+    assert turns[0].entry.ledger.account.measuring == 0.25 * len(plain) + 0.5 * len(turns)
 
 
 def test_the_time_of_a_capture_is_not_that_of_its_call(plugin: Plugin, clocked, monkeypatch) -> None:
