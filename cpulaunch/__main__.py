@@ -1,13 +1,11 @@
 """`python -m cpulaunch` and the console script."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    del sys.path[0]  # `python -m` puts the current folder there: its json.py is not the one that is meant.
+    del sys.path[0]  # `python -m` puts the current folder there: its json.py, or __future__.py, is not what is meant.
 from cpulaunch.system.interrupts import INTERRUPTED, end_at_interrupt
 
 end_at_interrupt()
@@ -26,7 +24,7 @@ def main() -> None:
     os._exit(run_command_line(sys.argv[1:]))
 
 
-def end_if_interrupted(error: Any) -> None:
+def end_if_interrupted(error: "Any") -> None:
     """Effect: ends this process if Python would ignore Ctrl-C, as where it calls __del__; else shows the error."""
     if error.exc_type is KeyboardInterrupt:
         os._exit(INTERRUPTED)

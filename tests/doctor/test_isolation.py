@@ -15,7 +15,20 @@ from cpulaunch.doctor.torch_report import REPORT_PROGRAM
 from cpulaunch.probe import Root, probe_host
 from tests.doctor.facts import facts
 
-SHADOWED = ("json", "torch", "signal", "random", "socket", "struct", "re", "subprocess", "typing", "tomllib", "select")
+SHADOWED = (
+    "json",
+    "__future__",
+    "torch",
+    "signal",
+    "random",
+    "socket",
+    "struct",
+    "re",
+    "subprocess",
+    "typing",
+    "tomllib",
+    "select",
+)
 HOSTILE = "open({marker!r}, 'a').write(__name__ + '\\n'); raise SystemExit(66)\n"
 
 

@@ -95,11 +95,11 @@ def job_result(
 
     Raises: LaunchError or UsageError, reported by the agent or about its end.
     """
+    if agent.exit_code == 0:  # What else the report says is not the agent's: a rank may have replaced or removed it.
+        report = AgentReport(exit_code=0, restarts=0 if report is None else report.restarts)
     if report is None or agent.output_error is not None:
         return _result_without_report(agent)
-    if agent.exit_code == 0:  # What else the report says is not the agent's.
-        report = AgentReport(exit_code=0, restarts=report.restarts)
-    if report.error is not None and agent.ended_by is None:
+    if report.error is not None and agent.ended_by is None and report.exit_code == agent.exit_code:
         error = report.error
         raise ERRORS.get(report.exit_code, LaunchError)(
             error.what, value=error.value, source=error.source, hint=error.hint

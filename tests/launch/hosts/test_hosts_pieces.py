@@ -322,7 +322,14 @@ def test_a_job_whose_agent_ended_well_has_succeeded_whatever_a_rank_wrote(tmp_pa
     assert (result.exit_code, result.first_failure, result.workers) == (0, None, ())
     if "error" in forged:
         with pytest.raises(LaunchError, match="no"):
-            result_of(tmp_path, 125, forged)
+            result_of(tmp_path, 125, forged | {"exit_code": 125})
+        assert result_of(tmp_path, 3, forged | {"exit_code": 127}).exit_code == 3
+
+
+def test_a_job_whose_agent_ended_well_has_succeeded_also_if_a_rank_removed_the_report(tmp_path):
+    agent = LaunchResult(exit_code=0, host="here", workers=())
+    result = job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=()))
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("log", ["a\0b", "\ud900", "x" * 5000])
