@@ -28,6 +28,8 @@ MAX_FILE_BYTES = 1 << 21
 """Of a file that is read; the largest have some 300 KB."""
 MAX_FILES, MAX_BYTES = 1024, 1 << 26
 """Read of one launch, of the files of all its processes together."""
+MAX_TRACE_BYTES = 1 << 28
+"""Of a profiler's trace, which is in memory while it is copied; a step of a large model writes some 10 MB."""
 MAX_FAILURE = 300
 """Characters of the reason why a process could not be measured."""
 NAME = re.compile(rf"({FIGURES}|{FETCHES})([0-9]{{1,10}})-([0-9]{{1,10}})[.]json")
@@ -170,6 +172,6 @@ def _fetches(text: str) -> dict[str, float] | None:
 def read_trace(folder: str, pid: int) -> bytes | None:
     """The profiler's trace of a process; None if it wrote none."""
     try:
-        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=1 << 30)
+        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=MAX_TRACE_BYTES)
     except OSError:
         return None
