@@ -148,7 +148,7 @@ BLOCKS = ("trace", "trace without a cgroup", "freeze")
 def blocked(tmp_path_factory):
     """A function that gives a launch of each of BLOCKS, None without rights: begun at once, as they mostly wait."""
     launcher = Launcher(tmp_path_factory.mktemp("blocked"))
-    other = python("import time; time.sleep(600)")
+    other = python("import signal; signal.pause()")
     started = {}
     for number, block in enumerate(BLOCKS):
         if may_freeze() if block == "freeze" else may_trace():
