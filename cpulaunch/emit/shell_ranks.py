@@ -64,15 +64,14 @@ _WAIT = """
 [ ! -e "$launch_dir/first" ] || kill $launch_pids 2>/dev/null
 
 # If this script is killed, its end of this pipe closes, and this reader ends the ranks. The reader is not a child of
-# the script, because bash may wait for any child if a signal arrives just when the process it waits for ends. Where the
-# pipe has no name any more, the ranks have ended, and their numbers may be others'.
+# the script, because bash may wait for any child if a signal arrives just when the process it waits for ends.
 mkfifo "$launch_dir/alive" || stop 125
 exec 9<>"$launch_dir/alive"
 (
     trap '' HUP INT TERM
     {
         exec 9>&-
-        read -r launch_word || { [ ! -e "$launch_dir/alive" ] || stop 137; clean; }
+        read -r launch_word || { stop 137; clean; }
     } <"$launch_dir/alive" >/dev/null 2>&1 &
 )
 

@@ -99,6 +99,8 @@ def job_result(
         report = AgentReport(exit_code=0, restarts=0 if report is None else report.restarts)
     if report is None or agent.output_error is not None:
         return _result_without_report(agent)
+    if report.error is not None and any(each.signal is not None for each in agent.workers):
+        return _result_without_report(agent)
     if report.error is not None and agent.ended_by is None and report.exit_code == agent.exit_code:
         error = report.error
         raise ERRORS.get(report.exit_code, LaunchError)(

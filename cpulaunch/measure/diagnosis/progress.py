@@ -46,7 +46,7 @@ class Measurement:
         if now >= self._next_look:
             self._look(now)
             looked = self._clock()
-            self._next_look = looked + (looked - now) / LOOK_SHARE
+            self._next_look = looked + min((looked - now) / LOOK_SHARE, LEAST_WAIT_SECONDS)
         if self._enough is None:
             return False
         begun = now if self._begun is None else self._begun

@@ -47,8 +47,8 @@ def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
         return next(reasons, None)
     except OSError as error:
         where, is_missing = error.filename or path, isinstance(error, FileNotFoundError)
-        is_closed = isinstance(error, PermissionError) and error.filename is not None  # Else another user's FUSE is.
-        if may_be_missing and (is_missing or is_closed):
+        is_closed = isinstance(error, PermissionError)
+        if may_be_missing and error.filename is not None and (is_missing or is_closed):  # Else a FUSE answers so.
             parent = os.path.dirname(where)
             if not _is_shared(parent, os.stat(parent)):
                 return None

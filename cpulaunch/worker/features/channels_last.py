@@ -63,6 +63,8 @@ class ChannelsLast:
             trial.has_ended = not _can_convert(module)
             trial.shares = any(other.is_converted for _, other in self.others(module))
             trial = self._trials.setdefault(module, trial)  # Another thread may have been faster.
+        if trial.is_left and all(weight.is_cpu for weight in _weights(module)):  # The model has come back.
+            trial.withdraw(module, is_viewed=True)
         return None if trial.has_ended and not (trial.is_converted or trial.shares) else trial
 
     def guards(self, module: nn.Module) -> bool:

@@ -125,7 +125,9 @@ class Chooser:
         signature = (self._flags(module), self._entry(module).signatures.of(args, kwargs))
         for run in runs:
             if run.holds(signature):
-                run.left = (min(run.left, LATE_CALLS) if run.seconds <= 0 else run.left) - 1
+                if run.seconds <= 0 and run.left > LATE_CALLS:
+                    run.size, run.left = run.size - run.left + LATE_CALLS, LATE_CALLS
+                run.left -= 1
                 return run.mode
         return None
 

@@ -379,7 +379,7 @@ def test_in_a_user_namespace_a_group_counts_by_its_number_outside(strangers: Pat
     in_user_namespace(make)
 
 
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EACCES, errno.EIO, errno.ENOENT])
 @pytest.mark.parametrize("may_be_missing", [False, True])
 def test_a_file_system_that_answers_no_more_is_untrusted(
     library: Path, monkeypatch: pytest.MonkeyPatch, number: int, may_be_missing: bool
@@ -391,4 +391,5 @@ def test_a_file_system_that_answers_no_more_is_untrusted(
 
     monkeypatch.setattr(trust, "is_trusted", gone)
     reason = untrusted_part(str(library), may_be_missing=may_be_missing)
-    assert reason == f"{library} cannot be checked ({os.strerror(number)})"
+    missing = number == errno.ENOENT
+    assert reason == f"{library} {'is missing' if missing else f'cannot be checked ({os.strerror(number)})'}"

@@ -125,6 +125,21 @@ def test_weights_that_have_moved_get_their_own_layout_back(tmp_path: Path) -> No
         assert nn.utils.parameters_to_vector(model.parameters()).shape == (584,)
 
 
+def test_weights_that_come_back_get_their_own_layout_back(tmp_path: Path) -> None:
+    with installed(tmp_path, TorchSettings(channels_last=True), measured=False):
+        model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
+        assert model(torch.randn(1, 8, 9, 9)).shape == (1, 8, 7, 7)
+        changed = not model[0].weight.is_contiguous()
+        model.to("meta")
+        model.register_forward_hook(lambda *given: None)
+        model.to_empty(device="cpu")
+        result = model(torch.randn(1, 8, 9, 9))
+    assert (changed, model[0].weight.is_contiguous(), result.is_contiguous()) in (
+        (True, True, True),
+        (False, True, True),
+    )
+
+
 def test_what_a_model_elsewhere_keeps_between_calls_is_not_looked_for() -> None:
     modes = CallModes(TorchSettings(precision="bf16"), PLAIN_CALL, None)
     x = torch.randn(4, 256)
