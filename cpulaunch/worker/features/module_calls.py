@@ -62,8 +62,8 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
 def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     """The function that replaces nn.Module.__call__.
 
-    It costs little where the plugin does nothing: calls in a run of the chooser are only counted, and calls inside a
-    call do what two functions of torch do without calling them.
+    It costs little where the plugin does nothing: calls in a run of the chooser are only counted, those of short ones
+    mostly without a clock, and all calls do what two functions of torch do without calling them.
     """
     state, runs, infers = wrapper.state, wrapper.chooser.runs, wrapper.infers
     is_torchs = _names(original) == TORCH_CALL
@@ -71,44 +71,47 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     pre_backward, backward, forward, pre_forward = (getattr(torch_module, name, {}) for name in TORCH_CALL_IMPL[-4:])
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        if state.unwrapped:
-            if not is_torchs or self._compiled_call_impl is not None or _is_dynamo_compiling():
-                return original(self, *args, **kwargs)
-            if type(self)._call_impl is not impl or "_call_impl" in self.__dict__ or _tracing_state():
-                return self._call_impl(*args, **kwargs)
-            if self._backward_hooks or self._backward_pre_hooks or self._forward_hooks or self._forward_pre_hooks:
-                return self._call_impl(*args, **kwargs)
-            if pre_backward or backward or forward or pre_forward:
-                return self._call_impl(*args, **kwargs)
-            return self.forward(*args, **kwargs)
         if _is_dynamo_compiling():  # Dynamo must not trace what follows.
             return original(self, *args, **kwargs)
-        training = self.__dict__.get("training") is True  # See _has_mode.
-        grad = _is_grad_enabled()
-        is_to_infer = infers and grad and not training and not state.inside
-        run = runs.get((id(self), training, grad and not is_to_infer))
-        started = _clock()
-        if (
-            run is None
-            or run.left <= 0
-            or run.seconds <= 0
-            or run.until < started
-            or (is_to_infer and _may_need_gradients(self))
-        ):
-            return wrapper.call(self, args, kwargs)
-        run.left -= 1
-        state.unwrapped = True
+        is_counted = not state.unwrapped
+        is_to_infer = False
+        started: Any = None
+        run: Any = None
+        if is_counted:
+            training = self.__dict__.get("training") is True  # See _has_mode.
+            grad = _is_grad_enabled()
+            is_to_infer = infers and grad and not training and not state.inside
+            run = runs.get((id(self), training, grad and not is_to_infer))
+            if (
+                run is None
+                or (
+                    not run.left & run.unclocked
+                    and (run.until < (started := _clock()) or run.left <= 0 or run.seconds <= 0)
+                )
+                or (is_to_infer and _may_need_gradients(self))
+            ):
+                return wrapper.call(self, args, kwargs)
+            run.left -= 1
+            state.unwrapped = True
         try:
             if is_to_infer:
                 _set_grad_enabled(False)
-            if is_torchs and self._compiled_call_impl is None:
+            if not is_torchs or self._compiled_call_impl is not None:
+                return original(self, *args, **kwargs)
+            if (
+                (type(self)._call_impl is not impl or "_call_impl" in self.__dict__ or _tracing_state())
+                or (self._backward_hooks or self._backward_pre_hooks or self._forward_hooks or self._forward_pre_hooks)
+                or (pre_backward or backward or forward or pre_forward)
+            ):
                 return self._call_impl(*args, **kwargs)
-            return original(self, *args, **kwargs)
+            return self.forward(*args, **kwargs)
         finally:
-            state.unwrapped = False  # First, as signals are handled after calls.
+            if is_counted:
+                state.unwrapped = False  # First, as signals are handled after calls.
             if is_to_infer:
                 _set_grad_enabled(True)
-            run.seconds -= _clock() - started
+            if started is not None:
+                run.seconds -= _clock() - started
 
     hide_from_dynamo(__call__)
     return __call__

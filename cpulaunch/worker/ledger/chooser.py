@@ -21,9 +21,9 @@ from cpulaunch.worker.ledger.runs import (
     FULL_RUN_CALLS,
     LAST_RUN,
     LAST_SLACK,
-    LATE_CALLS,
     OTHER_RUN_SECONDS,
     RUN_SECONDS,
+    SHORT_RUN_SECONDS,
     Turn,
     UnmeasuredRun,
 )
@@ -125,8 +125,8 @@ class Chooser:
         signature = (self._flags(module), self._entry(module).signatures.of(args, kwargs))
         for run in runs:
             if run.holds(signature):
-                if run.seconds <= 0 and run.left > LATE_CALLS:
-                    run.size, run.left = run.size - run.left + LATE_CALLS, LATE_CALLS
+                if run.seconds <= 0:
+                    run.end_soon()
                 run.left -= 1
                 return run.mode
         return None
@@ -307,7 +307,9 @@ class Chooser:
         calls = (RUN_SECONDS if mode == PLAIN else OTHER_RUN_SECONDS) / max(typical, 1e-9)
         if calls < 1 or not entry.ledger.has_decided(alike):
             return False
-        size = min(entry.run_size, int(calls))
+        is_short = mode == PLAIN and not is_step
+        longest = max(LAST_RUN, int(SHORT_RUN_SECONDS / max(typical, 1e-6))) if is_short else LAST_RUN
+        size = min(entry.run_size, int(calls), longest)
         size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
@@ -316,9 +318,9 @@ class Chooser:
         if is_seen or is_step:
             run.until = now + (entry.other_slack if is_seen else entry.slack) * seconds
         else:
-            run.seconds = entry.slack * seconds
+            run.limit(typical, entry.slack)
         self._start_run(entry, run, is_seen=is_seen)
-        entry.run_size = min(2 * entry.run_size, LAST_RUN)
+        entry.run_size = min(2 * entry.run_size, longest)
         return True
 
     def _is_seen(self, entry: ModuleEntry) -> bool:
@@ -354,7 +356,7 @@ class Chooser:
             to_measure = LAST_RUN if is_first else int(calls * FIRST_SLACK / entry.slack)
             entry.slack = min(2 * entry.slack, LAST_SLACK)
         else:
-            to_measure = calls // FULL_RUN_CALLS
+            to_measure = calls // max(FULL_RUN_CALLS, run.size * FULL_RUN_CALLS // LAST_RUN)
         entry.to_measure = max(entry.to_measure, to_measure)  # Some may be left after a run with other flags.
 
     def _end_run_of(self, entry: ModuleEntry, signature: Any, now: float) -> None:

@@ -13,9 +13,17 @@ RUN_SECONDS, OTHER_RUN_SECONDS = 2.0, 0.05
 In another mode, only short calls gain from not being measured, and a change must be noticed sooner.
 """
 
+SHORT_RUN_SECONDS = 0.25
+"""Runs of short plain calls may be longer than LAST_RUN calls, up to so many seconds."""
+
+SHORT_SECONDS, UNCLOCKED = 100e-6, 7
+"""Of plain calls that take less than this many seconds, one of UNCLOCKED + 1 is timed: a power of two."""
+
 FULL_RUN_CALLS = 256
 """After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
-calls, of another signature, may have been among them."""
+calls, of another signature, may have been among them. After a run of more than LAST_RUN calls, as many are measured as
+after one of LAST_RUN.
+"""
 
 FIRST_SLACK, LAST_SLACK = 1.5, 96.0
 """A run that takes longer than expected by this factor ends, as some of it may have been of another signature, and
@@ -48,11 +56,12 @@ class UnmeasuredRun:
     """Calls of a module that run in a mode without being measured: those with its training mode and gradients.
 
     `left` is counted down by the wrapper of calls, as is `seconds`, by the durations of the calls; the run also ends at
-    the time `until`. See module_calls. `chosen`: the signatures for which the mode is chosen; None if there is no other
-    mode.
+    the time `until`. Calls at which `left` has one of the bits in `unclocked` are not timed, as two looks at the clock
+    would be a share of a short call. See module_calls. `chosen`: the signatures for which the mode is chosen; None if
+    there is no other mode.
     """
 
-    __slots__ = ("chosen", "left", "mode", "seconds", "signature", "size", "until")
+    __slots__ = ("chosen", "left", "mode", "seconds", "signature", "size", "unclocked", "until")
 
     def __init__(
         self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
@@ -61,8 +70,23 @@ class UnmeasuredRun:
         self.size = self.left = size
         self.signature = signature
         self.until, self.seconds = until, float("inf")
+        self.unclocked = 0
         self.chosen = chosen
 
     def holds(self, signature: Any) -> bool:
         """Whether calls of this signature are in the run."""
         return signature[0] == self.signature[0] if self.chosen is None else signature in self.chosen
+
+    def limit(self, typical: float, slack: float) -> None:
+        """Effect: the run also ends once its calls have taken `slack` times as long as so many `typical` ones, or less
+        if it is longer than LAST_RUN calls: a change must not be noticed later than in a run of these.
+        """
+        seconds = typical * (FIRST_SLACK * self.size + (slack - FIRST_SLACK) * min(self.size, LAST_RUN))
+        self.unclocked = UNCLOCKED if typical < SHORT_SECONDS else 0
+        self.seconds = seconds / (self.unclocked + 1)
+
+    def end_soon(self) -> None:
+        """Effect: the run ends after at most LATE_CALLS further calls, each of which is looked at."""
+        self.unclocked = 0
+        if self.left > LATE_CALLS:
+            self.size, self.left = self.size - self.left + LATE_CALLS, LATE_CALLS

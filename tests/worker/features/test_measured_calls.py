@@ -19,7 +19,7 @@ from cpulaunch.worker.fusion.trials import Trials  # noqa: E402
 from cpulaunch.worker.graph import cache  # noqa: E402
 from cpulaunch.worker.graph.cache import Captures  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
-from cpulaunch.worker.ledger.runs import LATE_CALLS  # noqa: E402
+from cpulaunch.worker.ledger.runs import LATE_CALLS, UNCLOCKED  # noqa: E402
 from cpulaunch.worker.weights import resident  # noqa: E402
 from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
@@ -81,12 +81,12 @@ def test_a_graph_that_pays_is_used(tmp_path: Path, clocked) -> None:
 
 
 class TakesTimePerRow(nn.Linear):
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, seconds: float = 1e-3) -> None:
         super().__init__(16, 16)
-        self.clock = clock
+        self.clock, self.seconds = clock, seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        self.clock.now += 1e-3 * len(x)
+        self.clock.now += self.seconds * len(x)
         return super().forward(x)
 
 
@@ -108,6 +108,37 @@ def test_a_long_call_among_those_that_are_not_measured_ends_their_run(tmp_path: 
         assert not clock.ran
         for _ in range(LATE_CALLS + 1):
             model(short)
+        assert clock.ran
+
+
+def test_of_short_calls_that_are_not_measured_few_are_timed(tmp_path: Path, clocked, monkeypatch) -> None:
+    clock = clocked({"autocast": 9.0, "weights": 9.0, "plain": 0.0})
+    reads: list[float] = []
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
+        model, x = TakesTimePerRow(clock, 1e-5).eval(), torch.randn(1, 16)
+        for _ in range(5000):
+            model(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(calls, "_clock", lambda: reads.append(clock.now) or clock.now)
+            clock.ran.clear()
+            for _ in range(4000):
+                model(x)
+        assert len(clock.ran) < 20
+        assert 4000 / (UNCLOCKED + 1) < len(reads) / 2 < 1.25 * 4000 / (UNCLOCKED + 1)
+
+
+def test_a_change_is_noticed_although_few_short_calls_are_timed(tmp_path: Path, clocked) -> None:
+    clock = clocked({"autocast": 9.0, "weights": 9.0, "plain": 0.0})
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True), torch.no_grad():
+        model = TakesTimePerRow(clock, 1e-5).eval()
+        short, long = torch.randn(1, 16), torch.randn(5000, 16)
+        for _ in range(5000):
+            model(short)
+        while clock.ran:
+            clock.ran.clear()
+            model(short)
+        for _ in range(2 * (UNCLOCKED + 1)):
+            model(long)
         assert clock.ran
 
 
