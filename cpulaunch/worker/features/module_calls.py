@@ -67,7 +67,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
     """
     state, runs, infers = wrapper.state, wrapper.chooser.runs, wrapper.infers
     is_torchs = _names(original) == TORCH_CALL
-    impl = nn.Module._call_impl if _names(nn.Module._call_impl)[: len(TORCH_CALL_IMPL)] == TORCH_CALL_IMPL else None
+    impl = nn.Module._call_impl if _is_torchs_impl(nn.Module._call_impl) else None
     pre_backward, backward, forward, pre_forward = (getattr(torch_module, name, {}) for name in TORCH_CALL_IMPL[-4:])
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -119,11 +119,13 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
 
 TORCH_CALL = ("_compiled_call_impl", "_call_impl")
 TORCH_CALL_IMPL = (
-    *("torch", "_C", "_get_tracing_state", "_slow_forward", "forward", "_backward_hooks", "_backward_pre_hooks"),
+    *("_slow_forward", "forward", "_backward_hooks", "_backward_pre_hooks"),
     *("_forward_hooks", "_forward_pre_hooks", "_global_backward_pre_hooks", "_global_backward_hooks"),
     *("_global_forward_hooks", "_global_forward_pre_hooks"),
 )
-"""The names used by nn.Module.__call__, and the first ones by what that calls, if they are torch's own functions.
+TRACING = (("torch", "_C", "_get_tracing_state"), ("torch", "_C", "_is_tracing"))
+"""The names used by nn.Module.__call__, and the first ones by what that calls, if they are torch's own functions: those
+that ask whether it is tracing (the second ones from torch 2.15 on), then the others.
 
 What is copied here is all that they do where there are no hooks, and nothing is traced. Source:
 torch/nn/modules/module.py, Module._wrapped_call_impl and Module._call_impl.
@@ -132,6 +134,11 @@ torch/nn/modules/module.py, Module._wrapped_call_impl and Module._call_impl.
 
 def _names(function: Any) -> tuple[str, ...]:
     return getattr(getattr(function, "__code__", None), "co_names", ())
+
+
+def _is_torchs_impl(function: Any) -> bool:
+    names = _names(function)
+    return names[:3] in TRACING and names[3 : 3 + len(TORCH_CALL_IMPL)] == TORCH_CALL_IMPL
 
 
 def _details(settings: TorchSettings, modes: CallModes) -> Iterator[tuple[str, str]]:
