@@ -71,7 +71,7 @@ class ChannelsLast:
         """Whether calls of the module may run with converted weights, so that each of their results is looked at."""
         with suppress(TypeError):
             trial = self._trials.get(module)
-            return trial is not None and (trial.is_converted or trial.shares)
+            return trial is not None and (trial.is_converted or trial.is_left or trial.shares)
         return False
 
     def others(self, module: nn.Module) -> list[tuple[nn.Module, LayoutTrial]]:

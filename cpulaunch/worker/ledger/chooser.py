@@ -14,7 +14,7 @@ from torch import nn
 
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.ledger.family import ModuleFamilies
-from cpulaunch.worker.ledger.module_ledger import ModuleLedger
+from cpulaunch.worker.ledger.module_ledger import Flags, ModuleEntry
 from cpulaunch.worker.ledger.runs import (
     FIRST_RUN,
     FIRST_SLACK,
@@ -27,7 +27,7 @@ from cpulaunch.worker.ledger.runs import (
     Turn,
     UnmeasuredRun,
 )
-from cpulaunch.worker.ledger.signature import Signatures, describe
+from cpulaunch.worker.ledger.signature import describe
 from cpulaunch.worker.reporting.events import report_event
 
 RETRY_SECONDS = 1.0
@@ -39,36 +39,8 @@ MAX_REPORTS = 8
 Key = tuple[int, bool, bool]
 """The address of a module, whether it is in training mode, and whether gradients are enabled."""
 
-Flags = tuple[bool, bool, Any]
-"""Whether the module is in training mode, and gradients are enabled; and the module's place."""
-
 ALL_FLAGS = ((False, False), (False, True), (True, False), (True, True))
 """The flags that distinguish the runs of a module."""
-
-
-class ModuleEntry:
-    """One module: its ledger, the modes possible by flags, and the training step in progress."""
-
-    __slots__ = (
-        *("address", "has_failed", "has_family", "ledger", "modes", "module", "name", "other_slack", "reports"),
-        *("retry", "run_size", "signatures", "slack", "step", "to_measure"),
-    )
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.address = id(module)
-        self.name = type(module).__name__
-        self.ledger = ModuleLedger()
-        self.has_family = False
-        self.signatures = Signatures()
-        self.modes: dict[Flags, tuple[str, ...]] = {}
-        self.step: tuple[Turn, float] | None = None
-        self.has_failed = False
-        self.retry = 0.0
-        self.run_size = FIRST_RUN
-        self.slack = self.other_slack = FIRST_SLACK
-        self.to_measure = 0
-        self.reports = 0
 
 
 class Chooser:
@@ -79,7 +51,7 @@ class Chooser:
     for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
     program that alternates between them, as to act and to learn, is not measured for ever. `is_guarded`: whether the
     wrapper of calls must see these too, so that they are in no run that it counts down by itself. `place_of`: what else
-    decides about the modes possible for a module.
+    decides about the modes possible for a module, its device first.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
     the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself, and they share what
@@ -93,7 +65,7 @@ class Chooser:
         *,
         measured: bool = True,
         is_guarded: Callable[[nn.Module], bool] = lambda module: False,
-        place_of: Callable[[nn.Module], Any] = lambda module: None,
+        place_of: Callable[[nn.Module], tuple[str, bool]] = lambda module: ("cpu", False),
     ) -> None:
         self._measured = measured
         self._is_guarded, self._place_of = is_guarded, place_of
@@ -101,7 +73,7 @@ class Chooser:
         self._retire = retire
         self._entries: dict[int, ModuleEntry] = {}
         self.runs: dict[Key, UnmeasuredRun] = {}
-        self._other_runs: dict[Key, dict[str, UnmeasuredRun]] = {}
+        self._other_runs: dict[Key, dict[tuple[str, bool], UnmeasuredRun]] = {}
         self._families = ModuleFamilies()
         self._numbers = Random(0)
         self._lock = threading.RLock()
@@ -140,17 +112,11 @@ class Chooser:
             ended = self._end_step(entry, now)
             if ended is not None and ended[0][:2] != flags[:2]:
                 self._start_run_if_chosen(entry, ended, now, is_step=True)
-            if entry.retry <= now:
-                entry.modes = {each: modes for each, modes in entry.modes.items() if modes != (PLAIN,)}
-                entry.retry = now + RETRY_SECONDS
-            modes = entry.modes.get(flags)
-            if modes is None:
-                modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
+            modes = self._modes(entry, module, flags, now)
             if len(modes) == 1:
                 if modes[0] == PLAIN:
-                    run = UnmeasuredRun(PLAIN, LAST_RUN, (flags, ()), until=entry.retry)
-                    has_others = any(place[:2] == flags[:2] and each != (PLAIN,) for place, each in entry.modes.items())
-                    self._start_run(entry, run, is_seen=has_others or self._is_seen(entry))
+                    run = UnmeasuredRun(PLAIN, self._random_size(LAST_RUN), (flags, ()), until=entry.retry)
+                    self._start_run(entry, run, is_seen=entry.has_others(flags, now) or self._is_seen(entry))
                 return Turn(entry, None, modes[0], is_step=False)
             if entry.has_failed:
                 return Turn(entry, None, PLAIN, is_step=False)
@@ -219,6 +185,18 @@ class Chooser:
                 renewed.ledger.join(entry.ledger.family, like=entry.ledger)
                 renewed.has_family = entry.has_family
 
+    def _modes(self, entry: ModuleEntry, module: nn.Module, flags: Flags, now: float) -> tuple[str, ...]:
+        """The modes possible for the module now; if there is no other than plain, they are looked for again later."""
+        if entry.retry <= now:
+            entry.modes = {each: modes for each, modes in entry.modes.items() if modes != (PLAIN,)}
+            entry.retry = now + RETRY_SECONDS
+        modes = entry.modes.get(flags)
+        if modes is None:
+            modes = entry.modes[flags] = self._candidates(module)[: None if self._measured else 1]
+        if modes != (PLAIN,):
+            entry.called[flags] = now
+        return modes
+
     def _flags(self, module: nn.Module) -> Flags:
         return module.training, torch.is_grad_enabled(), self._place_of(module)
 
@@ -226,7 +204,7 @@ class Chooser:
         entry.ledger.remove(mode)
         entry.modes.clear()
         for each in ALL_FLAGS:
-            self._other_runs.get((entry.address, *each), {}).pop(mode, None)
+            self._other_runs.get((entry.address, *each), {}).pop((mode, False), None)
 
     def _entry(self, module: nn.Module) -> ModuleEntry:
         entry = self._entries.get(id(module))
@@ -310,7 +288,7 @@ class Chooser:
         is_short = mode == PLAIN and not is_step
         longest = max(LAST_RUN, int(SHORT_RUN_SECONDS / max(typical, 1e-6))) if is_short else LAST_RUN
         size = min(entry.run_size, int(calls), longest)
-        size = self._numbers.randint((size + 1) // 2, size)  # In step with no period of the program's longer calls.
+        size = self._random_size(size)
         chosen = frozenset(other for other in alike if entry.ledger.decisions[other].has_chosen(mode))
         is_mixed = any(entry.ledger.decisions[other].chosen not in (mode, None) for other in alike)
         is_seen = mode != PLAIN or is_mixed or self._is_seen(entry)
@@ -322,6 +300,10 @@ class Chooser:
         self._start_run(entry, run, is_seen=is_seen)
         entry.run_size = min(2 * entry.run_size, longest)
         return True
+
+    def _random_size(self, size: int) -> int:
+        """A run's size that is in step with no period of the program's calls."""
+        return self._numbers.randint((size + 1) // 2, size)
 
     def _is_seen(self, entry: ModuleEntry) -> bool:
         """Whether the wrapper must see each call of the module."""
@@ -338,9 +320,10 @@ class Chooser:
             self.runs[key] = run
             return
         runs = self._other_runs.setdefault(key, {})
-        if run.mode in runs:  # One of other signatures.
-            _count_run(entry, runs[run.mode])
-        runs[run.mode] = run
+        kind = (run.mode, run.chosen is None)
+        if kind in runs:  # One of other signatures.
+            _count_run(entry, runs[kind])
+        runs[kind] = run
 
     def _end_run(self, entry: ModuleEntry, flags: tuple[bool, bool], now: float) -> None:
         """Effect: ends the run of plain calls with these flags, of whatever signature, and counts them."""
@@ -364,7 +347,7 @@ class Chooser:
         runs = self._other_runs.get((entry.address, *signature[0][:2]), {})
         for run in list(runs.values()):
             if run.holds(signature):
-                _count_run(entry, runs.pop(run.mode))
+                _count_run(entry, runs.pop((run.mode, run.chosen is None)))
                 if run.until < now:  # The program waits between its calls.
                     entry.other_slack = min(2 * entry.other_slack, LAST_SLACK)
 

@@ -1,14 +1,21 @@
-"""The ledger of one module: a decision for each signature, and one account for all of them."""
+"""The ledger of one module: a decision for each signature, one account for all of them, and what its calls need."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterable
 from random import Random
+from typing import TYPE_CHECKING
 
 from cpulaunch.worker.ledger.account import Account
 from cpulaunch.worker.ledger.blocks import BlockDecision
 from cpulaunch.worker.ledger.decision import PLAIN, Decision
 from cpulaunch.worker.ledger.family import ModuleFamily
+from cpulaunch.worker.ledger.runs import FIRST_RUN, FIRST_SLACK, Turn
+from cpulaunch.worker.ledger.signature import Signatures
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MAX_SIGNATURES = 64
 """Signatures with a decision of their own; of more, any one is forgotten.
@@ -28,6 +35,12 @@ less. Of calls that were not measured, it is unknown which signature they had.""
 
 RECENT_SECONDS = 10.0
 """After so many seconds of a module's calls without one of a signature, the signature is not expected again."""
+
+OTHER_PLACE_SECONDS = 10.0
+"""Seconds for which plain calls of a module are looked at because calls in another place have had a choice of modes."""
+
+Flags = tuple[bool, bool, tuple[str, bool]]
+"""Whether the module is in training mode, and gradients are enabled; and the module's place."""
 
 AnyDecision = Decision | BlockDecision
 
@@ -206,3 +219,35 @@ class ModuleLedger:
         ]
         known = self.family.ratios.get((kind is BlockDecision, mode), 0.0)
         return min((ratio for ratio in ratios if ratio < float("inf")), default=known)
+
+
+class ModuleEntry:
+    """One module: its ledger, the modes possible by flags, and the training step in progress."""
+
+    __slots__ = (
+        *("address", "called", "has_failed", "has_family", "ledger", "modes", "module", "name", "other_slack"),
+        *("reports", "retry", "run_size", "signatures", "slack", "step", "to_measure"),
+    )
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.address = id(module)
+        self.name = type(module).__name__
+        self.ledger = ModuleLedger()
+        self.has_family = False
+        self.signatures = Signatures()
+        self.modes: dict[Flags, tuple[str, ...]] = {}
+        self.called: dict[Flags, float] = {}
+        self.step: tuple[Turn, float] | None = None
+        self.has_failed = False
+        self.retry = 0.0
+        self.run_size = FIRST_RUN
+        self.slack = self.other_slack = FIRST_SLACK
+        self.to_measure = 0
+        self.reports = 0
+
+    def has_others(self, flags: Flags, now: float) -> bool:
+        """Whether the module, on the same device, is also called in a place where it has a choice of modes."""
+        training, grad, (device, _) = flags
+        alike = [each for each in self.called if each[:2] == (training, grad) and each[2][0] == device]
+        return any(each != flags and now - self.called[each] < OTHER_PLACE_SECONDS for each in alike)

@@ -48,7 +48,12 @@ class Server:
         self.seconds = seconds
         self.values = {rows: torch.zeros(rows, 2) for rows in seconds}
         self.module = nn.Linear(2, 2).eval()
-        self.chooser = Chooser(lambda _: ("graph", "plain"), lambda *_: set())
+        self.has_own_autocast = False
+        self.chooser = Chooser(
+            lambda _: ("plain",) if self.has_own_autocast else ("graph", "plain"),
+            lambda *_: set(),
+            place_of=lambda _: ("cpu", self.has_own_autocast),
+        )
         self.now = 0.0
         self.ran: list[tuple[int, str]] = []
         self.turns = 0
@@ -56,10 +61,13 @@ class Server:
     def counted(self, rows: int) -> str | None:
         """What the wrapper does first: a plain run counts calls of any signature."""
         run = self.chooser.runs.get((id(self.module), self.module.training, torch.is_grad_enabled()))
-        if run is None or run.left <= 0 or run.seconds <= 0 or run.until < self.now:
+        if run is None:
+            return None
+        is_timed = not run.left & run.unclocked
+        if is_timed and (run.left <= 0 or run.seconds <= 0 or run.until < self.now):
             return None
         run.left -= 1
-        run.seconds -= self.seconds[rows]["plain"]
+        run.seconds -= self.seconds[rows]["plain"] if is_timed else 0.0
         return "plain"
 
     def call(self, rows: int, *, pause: float = 0.0) -> None:
@@ -100,6 +108,36 @@ def test_a_mode_is_tried_for_long_calls_that_appear_among_short_plain_ones(short
             server.call(1 if number % (short_calls + 1) else 64)
     assert server.ran[-100 * short_calls :].count((64, "plain")) < 20
     assert server.ran[-2 * short_calls :].count((64, "graph")) > 0
+
+
+@pytest.mark.parametrize("period", [5, 7, 25, 41])
+def test_calls_in_step_with_those_in_the_programs_own_autocast_have_a_mode(period: int) -> None:
+    server = Server({1: {"graph": 20e-6, "plain": 100e-6}})
+    with torch.no_grad():
+        for number in range(50_000):
+            server.has_own_autocast = number % period == 0
+            server.call(1)
+    outside = [mode for number, (_, mode) in enumerate(server.ran) if number % period]
+    assert outside.count("graph") > 0.95 * len(outside)
+
+
+def test_plain_calls_in_the_programs_own_autocast_leave_those_outside_unmeasured() -> None:
+    server = Server({1: {"graph": 0.2e-3, "plain": 1e-3}, 2: {"graph": 2e-3, "plain": 1e-3}})
+    with torch.no_grad():
+        for number in range(20_000):
+            server.has_own_autocast = number % 2 == 0
+            server.call(1 + number // 2 % 2)
+    assert server.turns < 400
+
+
+def test_one_call_outside_does_not_have_those_in_the_programs_own_autocast_looked_at() -> None:
+    server = Server({1: {"graph": 0.2e-3, "plain": 1e-3}})
+    with torch.no_grad():
+        server.call(1)
+        server.has_own_autocast = True
+        for _ in range(12_000):
+            server.call(1)
+        assert all(server.counted(1) for _ in range(10))
 
 
 def test_pauses_of_a_server_do_not_have_its_calls_measured() -> None:
