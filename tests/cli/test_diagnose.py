@@ -9,7 +9,9 @@ import textwrap
 
 import pytest
 
+from cpulaunch.cli.measuring import diagnose as command
 from cpulaunch.cli.measuring.diagnose_arguments import asks_for_json, parse_diagnose
+from cpulaunch.measure.diagnosis import folder
 from cpulaunch.records.errors import UsageError
 from tests import json_output
 from tests.html.reader import Reader
@@ -293,6 +295,17 @@ def test_the_page_and_a_trace_that_viewers_read_are_written_beside_the_text(diag
     assert "aten::" in page
     names = {event.get("name") for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
     assert {"aten::addmm", "cpulaunch::module", "cpulaunch::backward"} <= names
+
+
+def test_a_trace_that_is_too_large_is_not_written_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "MAX_TRACE_BYTES", 8)
+    monkeypatch.setattr(command, "MAX_TRACE_BYTES", 8)
+    path = tmp_path / "trace.json"
+    for size in (8, 9):
+        (tmp_path / f"{folder.TRACES}7.json").write_bytes(b"x" * size)
+        error = command._trace_error(str(path), folder.read_trace(str(tmp_path), 7), direct=None)
+        assert (error is None, path.exists()) == (size == 8, size == 8)
+        path.unlink(missing_ok=True)
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_program_runs(diagnose, tmp_path):

@@ -22,7 +22,7 @@ from cpulaunch.measure.diagnosis.changes.document import read_document
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.diagnosis_json import diagnosis_json
 from cpulaunch.measure.diagnosis.diagnosis_text import LABELS, diagnosis_text
-from cpulaunch.measure.diagnosis.folder import read_trace
+from cpulaunch.measure.diagnosis.folder import MAX_TRACE_BYTES, read_trace
 from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain
 from cpulaunch.measure.diagnosis.rates import Ceilings
 from cpulaunch.records.errors import CpulaunchError, UsageError
@@ -220,6 +220,10 @@ def _trace_error(path: str, trace: bytes | None, *, direct: FileId | None) -> Cp
     """Why there is no trace at `path`, if there is none. Effect: writes it."""
     if trace is None:
         return CpulaunchError("there is no trace", hint="the program must make a few steps under the profiler")
+    if len(trace) > MAX_TRACE_BYTES:
+        return CpulaunchError(
+            f"the trace has more than {MAX_TRACE_BYTES >> 20} MiB", hint="measure fewer steps: --steps N"
+        )
     return save_output(TRACE, path, trace, direct=direct)
 
 

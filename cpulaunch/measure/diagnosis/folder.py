@@ -170,8 +170,8 @@ def _fetches(text: str) -> dict[str, float] | None:
 
 
 def read_trace(folder: str, pid: int) -> bytes | None:
-    """The profiler's trace of a process; None if it wrote none."""
+    """The profiler's trace of a process; None if it wrote none. Of one larger than MAX_TRACE_BYTES, a byte more."""
     try:
-        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=MAX_TRACE_BYTES)
+        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=MAX_TRACE_BYTES + 1)
     except OSError:
         return None

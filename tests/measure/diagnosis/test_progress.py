@@ -72,6 +72,20 @@ def test_looking_takes_a_small_share_of_the_time_whatever_asks(watched, monkeypa
     assert 10 < len(looks) < 25
 
 
+def test_a_slow_look_does_not_put_the_next_one_off_for_long(watched, monkeypatch):
+    looks = []
+
+    def slow_read(self):
+        looks.append(watched.now)
+        watched.now += 30
+        return ()
+
+    monkeypatch.setattr(FiguresReader, "read", slow_read)
+    assert not watched.after(0)
+    assert not watched.after(LEAST_WAIT_SECONDS)
+    assert len(looks) == 2
+
+
 def test_a_single_process_is_enough(watched):
     assert not watched.after(1)
     watched.begins(1)
