@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from cpulaunch.launch.hosts.agent.files import agent_report_file
-from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentError, AgentReport, RankFailure, read_message
+from cpulaunch.launch.hosts.agent.messages import (
+    MAX_REPORT,
+    MAX_TRACEBACK,
+    AgentError,
+    AgentReport,
+    RankFailure,
+    read_message,
+)
 from cpulaunch.launch.hosts.output import JobOutput
 from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import read_event_file
@@ -37,7 +44,7 @@ def read_report(directory: str) -> AgentReport | None:
     if is_marked_lost(agent_report_file(directory)):
         return AgentReport(exit_code=0)
     try:
-        report = read_message(agent_report_file(directory), AgentReport)
+        report = read_message(agent_report_file(directory), AgentReport, max_bytes=MAX_REPORT)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
     return report if _is_sound(report) else None

@@ -16,6 +16,7 @@ from cpulaunch.launch.hosts.agent.config import check_event_handler, make_logs_s
 from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, rank_config_file
 from cpulaunch.launch.hosts.agent.messages import (
     MAX_BYTES,
+    MAX_REPORT,
     MAX_TRACEBACK,
     AgentConfig,
     AgentReport,
@@ -366,6 +367,32 @@ def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_tracebac
 
     write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
     assert read_report(str(tmp_path)).failures[0].exit_code == 3
+
+
+@pytest.mark.torch
+def test_the_report_of_a_hundred_ranks_that_recorded_long_tracebacks_is_read(tmp_path):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
+
+    error_file = tmp_path / "error.json"
+    error_file.write_text(json.dumps({"message": "\U0001f600" * MAX_TRACEBACK, "timestamp": 1}))
+
+    def run():
+        failures = [
+            RecordedFailure(local_rank=rank, pid=7, exitcode=3, error_file=str(error_file)) for rank in range(100)
+        ]
+        raise ChildFailedError("train.py", dict(enumerate(failures)))
+
+    write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
+    failures = read_report(str(tmp_path)).failures
+    assert [len(each.traceback or "") for each in failures] == [MAX_TRACEBACK] + [0] * 99
+
+
+def test_a_report_that_a_rank_has_made_long_takes_no_memory_as_objects(tmp_path):
+    failures = [FAILED] * (MAX_REPORT // len(json.dumps(FAILED)))
+    (tmp_path / "report.json").write_text(json.dumps(ENDED | {"failures": failures}))
+    assert read_report(str(tmp_path)) is None
 
 
 @pytest.mark.torch

@@ -131,20 +131,24 @@ def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
         error.failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode == -SIGTERM, item[0])
     )
     logs = getattr(logs_specs, "stderrs", {})
-    failures = tuple(_rank_failure(rank, failure, log=logs.get(failure.local_rank)) for rank, failure in ordered)
+    failures = tuple(
+        _rank_failure(rank, failure, log=logs.get(failure.local_rank), shown=failure is ordered[0][1])
+        for rank, failure in ordered
+    )
     code = failures[0].exit_code
     return AgentReport(
         exit_code=code if code >= 0 else 128 - code, failures=failures, restarts=getattr(logs_specs, "restarts", 0)
     )
 
 
-def _rank_failure(rank: int, failure: RecordedFailure, *, log: str | None) -> RankFailure:
+def _rank_failure(rank: int, failure: RecordedFailure, *, log: str | None, shown: bool) -> RankFailure:
+    """How a rank failed, with its traceback if that is shown."""
     return RankFailure(
         rank=rank,
         local_rank=failure.local_rank,
         pid=failure.pid,
         exit_code=failure.exitcode,
         timestamp=failure.timestamp,
-        traceback=failure.recorded and failure.recorded[:MAX_TRACEBACK],
+        traceback=failure.recorded[:MAX_TRACEBACK] if shown and failure.recorded else None,
         log=log,
     )

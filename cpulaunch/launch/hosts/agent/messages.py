@@ -95,8 +95,14 @@ class AgentReport:
 MAX_BYTES = 1 << 26
 """Read of a message; most of one is the arguments and the environment of a rank."""
 
+MAX_REPORT = 1 << 22
+"""Bytes read of a report, which a rank may replace: as objects, JSON takes twenty times as much memory.
+
+The traceback is less than a fifth of it, the rest is enough for the failures of ten thousand ranks.
+"""
+
 MAX_TRACEBACK = 1 << 16
-"""Characters of the traceback of a rank, which may write any; those of eighty ranks are no more than a message is."""
+"""Characters of the traceback of a rank, which may write any; each is twelve bytes of JSON at most."""
 
 RECORDS: dict[str, type] = {
     cls.__name__: cls
@@ -119,12 +125,12 @@ def write_message(path: str, message: object) -> None:
         replace(path, data)
 
 
-def read_message(path: str, kind: type[Message]) -> Message:
-    """The record that a file holds.
+def read_message(path: str, kind: type[Message], *, max_bytes: int = MAX_BYTES) -> Message:
+    """The record that a file holds, which takes so many bytes at most.
 
     Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
     """
-    message = json.loads(read_start(path, max_bytes=MAX_BYTES), object_hook=_from_json)
+    message = json.loads(read_start(path, max_bytes=max_bytes), object_hook=_from_json)
     if not isinstance(message, kind):
         raise TypeError(f"{path} holds no {kind.__name__}")
     return message
