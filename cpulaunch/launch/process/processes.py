@@ -202,6 +202,7 @@ def traced_status(pid: int) -> int:
     """The exit code of an ended child that is traced, or minus the signal that killed it; SIGKILL if /proc is silent.
 
     Source: proc(5), /proc/pid/stat, exit_code, which is 0 for a process that this one may not inspect; namespaces(7).
+    Before Linux 5.17 it is that of the first thread, which is another one only if that thread has ended by itself.
     """
     try:
         os.readlink(f"/proc/{pid}/ns/user")  # Refused to who may not inspect it.
