@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -14,9 +15,9 @@ from contextlib import suppress
 
 from cpulaunch.launch.process.bind import UNBOUND
 from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
-from cpulaunch.launch.process.descriptors import StdioFds
+from cpulaunch.launch.process.descriptors import StdioFds, fork_error
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import kill_children, own_children, signal_child, signal_group
+from cpulaunch.launch.process.processes import ended_child, kill_children, own_children, signal_child, signal_group
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -37,6 +38,8 @@ GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM. A launch may give its workers longer; a measurement does not."""
 REMAINS_SECONDS = 6.0
 """How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
+CHECK_SECONDS = 0.02
+"""Between two looks whether it has ended."""
 
 
 @record
@@ -91,12 +94,16 @@ def run_child(
     done all that is wanted; then it is ended like one that ran past its limit. `guarded`: it is a launch, whose other
     processes remove its files if one is killed. Effect: every process that it started has ended when this returns or
     raises. Raises: KeyboardInterrupt after an ending signal; NotFoundError,
-    NotExecutableError.
+    NotExecutableError; LaunchError at the limit on processes.
     """
     adopt_orphans()
     leave_terminal()
     spared = own_children()
-    child = _Child(argv, setup, receive)
+    try:
+        child = _Child(argv, setup, receive)
+    except RuntimeError:  # Threads count as processes: there may be none for the one that waits for its end.
+        kill_children(spared)
+        raise fork_error(BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))) from None
     try:
         in_time = child.wait(limit_seconds, enough=enough)
         if not in_time:
@@ -130,20 +137,9 @@ def _wait_for_ends(spared: frozenset[int]) -> None:
 
     Does not wait where the system has no waitid(2), as Python < 3.13 on macOS.
     """
-    deadline = time.monotonic() + REMAINS_SECONDS
-
-    def wait() -> None:
-        ended = set[int]()
-        while (left := own_children() - spared - ended) and time.monotonic() < deadline:
-            pid = min(left)
-            with suppress(ChildProcessError):  # It was reaped meanwhile.
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            ended.add(pid)
-
-    if hasattr(os, "waitid"):
-        waiter = threading.Thread(target=wait, daemon=True)  # Killing the children, which comes next, ends it.
-        waiter.start()
-        waiter.join(REMAINS_SECONDS)
+    deadline = time.monotonic() + REMAINS_SECONDS if hasattr(os, "waitid") else 0.0
+    while time.monotonic() < deadline and any(ended_child(pid) is None for pid in own_children() - spared):
+        time.sleep(CHECK_SECONDS)
 
 
 class _Child:

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from cpulaunch.launch.process.processes import is_child
+from cpulaunch.launch.process.processes import is_child, own_children
 from cpulaunch.measure.child_process import ChildSetup, run_child
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.libc import is_linux
@@ -221,3 +221,32 @@ def test_the_files_of_a_launch_that_does_not_end_in_time_are_removed(tmp_path, m
     with contextlib.suppress(LaunchError):
         run_child(command, setup, limit_seconds=120, enough=enough, guarded=True)
     assert list(runs.iterdir()) == []
+
+
+def test_no_thread_for_a_command_is_an_error_as_no_process_is_and_leaves_none(monkeypatch):
+    before = own_children()
+    fewest_threads(monkeypatch, 0)
+    with pytest.raises(LaunchError, match="cannot create a process"):
+        run_child(["sleep", "600"], SETUP, limit_seconds=60)
+    assert own_children() == before
+
+
+def test_what_a_killed_launch_left_can_still_end_without_another_thread(tmp_path, monkeypatch):
+    fewest_threads(monkeypatch, 1)
+    remover = f"(sleep 0.3; touch {tmp_path / 'removed'}) & kill -9 $$"
+    found = run_child(["sh", "-c", remover], SETUP, limit_seconds=60, guarded=True)
+    assert found.exit_code == -signal.SIGKILL
+    assert (tmp_path / "removed").exists()
+
+
+def fewest_threads(monkeypatch, count):
+    """Effect: so many more threads can be started, as at the limit on processes."""
+    start, left = threading.Thread.start, [None] * count
+
+    def limited(thread):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
