@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from cpulaunch.records.host import Budget
 
 MAX_REPORT_BYTES = 1 << 26
+MOST_LAUNCHES = 10
+"""Of one sample that are paused one after the other: a program may do so to each, without end."""
 PATTERN = re.compile(r"[][\\*+?^$|{}]")
 """What names of metrics seldom have, and regular expressions mostly."""
 LARGEST_FIGURE = 1e100
@@ -77,16 +79,17 @@ def take_sample(
     Effect: launches it, and waits until everything that it started has ended; launches it again if it was paused, as
     its figure may include the pause. Raises: KeyboardInterrupt; LaunchError if there can be no folder for its figures.
     """
-    sample = None
-    while sample is None:
-        sample = _unpaused_sample(side, program, choice, limit_seconds, setup)
-    return sample
+    for _ in range(MOST_LAUNCHES):
+        sample, paused = _sample_of_launch(side, program, choice, limit_seconds, setup)
+        if not paused:
+            return sample
+    return replace(sample, value=None, failure=f"each of its {MOST_LAUNCHES} launches was paused (Ctrl-Z, SIGTSTP)")
 
 
-def _unpaused_sample(
+def _sample_of_launch(
     side: Side, program: tuple[str, ...], choice: MetricChoice, limit_seconds: float, setup: LaunchSetup
-) -> Sample | None:
-    """The sample of one launch; None if Ctrl-Z paused it. Effect: see `take_sample`."""
+) -> tuple[Sample, bool]:
+    """The sample of one launch, and whether Ctrl-Z paused it. Effect: see `take_sample`."""
     root = Root()
     folder = _own_folder(setup.folder)
     cpus = None if setup.budget is None else setup.budget.cpus
@@ -96,8 +99,6 @@ def _unpaused_sample(
         outcome = launch(side, program, choice, limit_seconds, setup=setup, folder=folder)
     finally:
         remove_path(folder)
-    if outcome.child.paused:
-        return None
     now = _used()
     usage = LaunchUsage(
         cpu_seconds=now.cpu_seconds - used.cpu_seconds,
@@ -110,7 +111,7 @@ def _unpaused_sample(
     value = None
     if failure is None:
         value, failure = _value(outcome, choice)
-    return Sample(
+    sample = Sample(
         value=value,
         seconds=seconds,
         metrics=outcome.metrics,
@@ -120,6 +121,7 @@ def _unpaused_sample(
         disturbance=disturbance,
         report=outcome.report,
     )
+    return sample, outcome.child.paused
 
 
 def _own_folder(parent: str) -> str:

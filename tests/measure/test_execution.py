@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from cpulaunch.measure.child_process import ChildSetup, Pauses
+from cpulaunch.measure import execution
+from cpulaunch.measure.child_process import ChildResult, ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
 from cpulaunch.records.errors import LaunchError
@@ -350,6 +351,15 @@ def test_a_pause_stops_the_launch_which_is_repeated(sample, setup, tmp_path, sid
     assert (found.failure, states) == (None, ["stopped"])
     assert (tmp_path / "launches").read_text() == "xx"
     assert pauses.seconds > 0
+
+
+@SIDES
+def test_a_program_that_pauses_each_of_its_launches_fails(sample, side, monkeypatch):
+    monkeypatch.setattr(execution, "run_child", lambda *_, **__: next(paused))
+    paused = iter([ChildResult(exit_code=0, seconds=1.0, paused=True)] * 20)
+    found = sample("pass", side)
+    assert (found.value, found.failure) == (None, "each of its 10 launches was paused (Ctrl-Z, SIGTSTP)")
+    assert len(list(paused)) == 10
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTSTP, signal.SIGCONT], [signal.SIGCONT], [signal.SIGWINCH]])
