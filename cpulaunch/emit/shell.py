@@ -31,7 +31,8 @@ _WAIT = """
 finish() {  # argument: process id; the first worker to fail, in their order, decides the exit code
     wait "$1"
     launch_code=$?
-    while kill -0 "$1" 2>/dev/null; do  # a signal interrupted the wait
+    # A signal interrupted the wait. After an exit code, another process may have the number by now.
+    while [ "$launch_code" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
         wait "$1"
         launch_code=$?
     done

@@ -26,7 +26,8 @@ stop() {  # argument: exit code
 wait_for() {  # argument: process id; returns the exit code of the process when it has ended
     wait "$1"
     launch_code=$?
-    while kill -0 "$1" 2>/dev/null; do  # a signal interrupted the wait
+    # A signal interrupted the wait. After an exit code, another process may have the number by now.
+    while [ "$launch_code" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
         wait "$1"
         launch_code=$?
     done

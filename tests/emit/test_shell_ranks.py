@@ -120,6 +120,20 @@ os.rename("results", folder)
     assert list(temporary.glob("*/deep/keep"))
 
 
+@pytest.mark.parametrize("flags", ["--nproc-per-node 2", "--instances 2"])
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_process_with_the_number_of_an_ended_worker_does_not_hold_the_script(
+    path: str, shell: str, flags: str
+) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    taken = 'kill() { [ "$1" = -0 ] || command kill "$@"; }\n'  # As if every number were a process's.
+    text = taken + script(flags, "print('done')")
+    done = run(text, path, program)
+    assert (done.returncode, done.stdout) == (0, "done\n" * 2)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_all_ranks(path: str, number: signal.Signals) -> None:
     with ready(script("--nproc-per-node 2", WAITING), path) as process:
