@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource  # noqa: F401  # For os.wait4: at the end of a launch, the standard library may have been removed.
 
 import cpulaunch
@@ -97,7 +96,7 @@ def _write_outputs(
     if plan.launch.report == "-":
         terminal.print_json(content)
     elif plan.launch.report is not None:
-        text = json.dumps(content, indent=2) + "\n"
+        text = terminal.json_text(content) + "\n"
         yield save_output(REPORT, plan.launch.report, text, direct=direct[REPORT])
     if plan.launch.html is not None:
         from cpulaunch.html.run_page import run_page

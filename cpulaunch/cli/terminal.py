@@ -71,9 +71,17 @@ def print_text(text: str, *, end: str = "\n") -> None:
 
 def print_json(value: Any) -> None:
     """Write one JSON object to stdout and nothing else."""
+    print_text(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """JSON for other programs, in lines; what is no number (NaN, infinity), for which JSON has no word, is null."""
     import json
 
-    print_text(json.dumps(value, indent=2))
+    try:
+        return json.dumps(value, indent=2, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=2)
 
 
 def notify(text: str, environ: Mapping[str, str], *, seconds: float | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import pty
 import select
@@ -38,6 +39,13 @@ def test_a_leading_error_or_warning_is_coloured_on_a_terminal(text, expected, mo
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_the_user_can_switch_colours_off(environ, monkeypatch):
     assert printed_to_terminal("error: no", environ, monkeypatch) == "cpulaunch: error: no"
+
+
+def test_json_has_null_for_what_is_no_number(capfd):
+    """Python would write NaN and Infinity, which other programs cannot read."""
+    terminal.print_json({"a": [1.5, float("inf")], "b": {"c": float("nan")}, "d": float("-inf")})
+    found = json.loads(capfd.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"a": [1.5, None], "b": {"c": None}, "d": None}
 
 
 def test_a_pipe_gets_no_colours(capfd):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import isfinite
 
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 26
 SCHEMA = 1
+LARGEST = 1e100
+"""Of larger numbers, and of times below its inverse, neither sums nor ratios need be numbers that a float holds."""
 
 
 @record
@@ -95,13 +96,13 @@ def _mean_parts(processes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _finite(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise ValueError("not a number")
     return float(value)
 
 
 def _positive(value: object) -> float:
     found = _finite(value)
-    if found <= 0:
+    if found < 1 / LARGEST:
         raise ValueError("not a time")
     return found
