@@ -25,6 +25,7 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import open_own
+from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.signals import ENDING, ending_signals
 
 TYPE_CHECKING = False
@@ -202,7 +203,10 @@ def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None
 
 
 def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
-    """Whether the launch is to end: by a signal that came until now, or because the guard is gone."""
+    """Whether the launch is to end: by a signal that came until now, or because the guard is gone.
+
+    Effect: then the guard asks no longer whether this process still reads.
+    """
     if result.end_requested:
         return True
     poll = select.poll()
@@ -210,7 +214,10 @@ def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     if not poll.poll(0):
         return False
     numbers = os.read(options.control, 4096)
-    return not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
+    ends = not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
+    if ends:
+        stop_writing(options.control)
+    return ends
 
 
 def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str:

@@ -16,6 +16,7 @@ from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.options import SupervisorOptions
 from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
+from cpulaunch.system.libc import is_linux, private_pipe
 from cpulaunch.system.signals import ENDING
 
 TWO = ("--nproc-per-node", "2")
@@ -170,16 +171,28 @@ def test_a_signal_that_is_passed_on_forbids_a_restart_if_it_usually_ends_jobs(la
     ],
 )
 def test_a_signal_between_two_attempts_counts(ending, number, asked):
-    read, write = os.pipe()
+    """And the guard asks no longer, which it would do until reports are written."""
+    read, write = private_pipe()
+    os.set_blocking(write, False)
     inherited = Inherited(signal_mask=frozenset())
     options = SupervisorOptions(inherited=inherited, grace_seconds=1, control=read, ending_signals=frozenset(ending))
     try:
         if number is not None:
             os.write(write, bytes([number]))
         assert end_requested(LaunchResult(exit_code=3, host="h", workers=()), options) == asked
+        if is_linux():
+            assert has_ended(write) == asked
     finally:
         os.close(read)
         os.close(write)
+
+
+def has_ended(fd):
+    """Whether nothing more will come from the other end of a socket."""
+    try:
+        return os.read(fd, 1) == b""
+    except BlockingIOError:
+        return False
 
 
 def test_chosen_signals_end_the_job(launch):
