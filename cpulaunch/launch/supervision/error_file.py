@@ -24,12 +24,16 @@ class RankError:
 
 
 def read_error(path: str) -> RankError | None:
-    """The exception in an error file; None if there is no such file, or it has another format.
+    """The exception in an error file; None if there is no such file, or it has another format."""
+    return error_in(read_json(path))
+
+
+def error_in(content: Any) -> RankError | None:
+    """The exception in what an error file holds; None if it has another format.
 
     Source: torch elastic, ErrorHandler.record_exception: {"message": {"message": …, "extraInfo": {"py_callstack": …,
     "timestamp": "…"}}}, and ProcessFailure, which also accepts {"message": "…", "timestamp": N}.
     """
-    content = _read_json(path)
     if not isinstance(content, dict):
         return None
     message = content.get("message")
@@ -51,7 +55,7 @@ def copy_error_file(source: str, target: str, *, exit_code: int, folder: int | N
     `source` may be a name in the folder of this descriptor. Nothing happens where it has no content, or `target` cannot
     be written. Source: torch elastic, @record around torchrun's main, dump_error_file.
     """
-    content = _read_json(source, folder)
+    content = read_json(source, folder)
     if content is None:
         return
     import json
@@ -64,7 +68,7 @@ def copy_error_file(source: str, target: str, *, exit_code: int, folder: int | N
         return
 
 
-def _read_json(path: str, folder: int | None = None) -> Any:
+def read_json(path: str, folder: int | None = None) -> Any:
     """The value in a JSON file; None if it cannot be read or is no JSON."""
     try:
         text = read_start(path, max_bytes=MAX_BYTES, folder=folder).decode("utf-8", "replace")

@@ -433,6 +433,18 @@ def test_the_agent_reports_how_a_rank_failed_whatever_is_in_its_error_file(tmp_p
     assert (failed.exit_code, failed.traceback) == (3, traceback)
 
 
+@pytest.mark.torch
+def test_torchs_event_on_a_failure_has_the_texts_that_the_rank_recorded(tmp_path):
+    """As under torchrun: handlers of events (--event-log-handler) look for them there."""
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure
+
+    recorded = {"message": {"message": "Error: no", "extraInfo": {"py_callstack": "Traceback", "timestamp": "5"}}}
+    error_file = tmp_path / "error.json"
+    error_file.write_text(json.dumps(recorded | {"deep": []}).replace("[]", "[" * 900 + "]" * 900))
+    failure = RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file=str(error_file))
+    assert failure.error_file_data == recorded
+
+
 def test_the_agent_replaces_a_folder_that_a_rank_has_made_in_place_of_its_report(tmp_path):
     """Else the launch would end with 125 instead of the rank's exit code."""
     deep = tmp_path / "report.json/a/b"

@@ -9,7 +9,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
-from cpulaunch.launch.supervision.error_file import read_error
+from cpulaunch.launch.supervision.error_file import RankError, error_in, read_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,13 +38,28 @@ class RecordedFailure(ProcessFailure):  # type: ignore[misc]
     def __post_init__(self) -> None:
         path, self.error_file = self.error_file, ""
         super().__post_init__()
-        error = read_error(path)
+        content = read_json(path)
+        error = error_in(content)
         if error is None:
             return
-        self.error_file, self.error_file_data = path, {"message": error.text}
+        self.error_file, self.error_file_data = path, _texts_of(content, error)
         self.message = self.recorded = error.text
         if error.timestamp is not None and self.attempt_start <= error.timestamp <= self.timestamp:
             self.timestamp = error.timestamp
+
+
+def _texts_of(content: dict[str, Any], error: RankError) -> dict[str, Any]:
+    """What a rank recorded, for torch's events: its texts alone, as nesting may be so deep that it can only be read."""
+    message = content["message"]
+    if not isinstance(message, dict):
+        return {"message": error.text}
+    extra = message.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    return {"message": _texts(message) | {"extraInfo": _texts(extra)}}
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if isinstance(value, str)}
 
 
 def read_any_error_file() -> None:
