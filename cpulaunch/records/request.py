@@ -111,7 +111,7 @@ class LaunchRequest:
 
     def is_by_level(self, setting: str) -> bool:
         """Whether a level (--optimize) chose the setting's value. Source: plan/levels.py, with_level."""
-        return self.origin(setting).rpartition(" -O")[2].isdigit()
+        return self.origin(setting) == f"{self.origin('optimize')} -O{self.settings.optimize}"
 
     @property
     def distributed(self) -> bool:

@@ -109,8 +109,9 @@ def test_a_profile_file_may_choose_a_level(tmp_path) -> None:
 def test_a_profile_whose_path_looks_like_a_level_is_none() -> None:
     merged = request("-O3 a.py")
     assert merged.is_by_level("precision")
-    named = replace(merged, origins={"precision": "profile:/srv/resnet -Ofast/p.toml"})
-    assert not named.is_by_level("precision")
+    for name in ("/srv/resnet -Ofast/p.toml", "resnet -O3"):
+        named = replace(merged, origins={"optimize": "cli", "precision": f"profile:{name}"})
+        assert not named.is_by_level("precision")
 
 
 def test_json_shows_the_level_and_its_settings(capfd: pytest.CaptureFixture[str]) -> None:

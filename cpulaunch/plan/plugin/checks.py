@@ -97,7 +97,7 @@ def choose_torch_settings(host: Host, request: LaunchRequest) -> TorchChoices:
 
 def _lost_of_level(request: LaunchRequest, not_applied: Mapping[str, str]) -> dict[str, str]:
     """Which settings of the optimization level do not apply here; empty if all do. Their own notes say why."""
-    lost = [name for name in not_applied if request.origin(name).endswith(f" -O{request.settings.optimize}")]
+    lost = [name for name in not_applied if request.is_by_level(name)]
     return {"optimize": "not applied: " + ", ".join(_flag(request, name) for name in lost)} if lost else {}
 
 
