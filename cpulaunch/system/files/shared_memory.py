@@ -27,6 +27,8 @@ BUSY = (errno.EAGAIN, errno.ETXTBSY)
 """Of an open for writing: another process has a lease on the file, or runs it."""
 MAX_OTHERS = 1000
 """Names of what is no file of this user's, looked at in one call: another user may have made any number of them."""
+GONE_SECONDS = 1.0
+"""After so much time in one call, none is looked at any more after one that is gone: that may be another user's too."""
 MAX_DIGITS = 18
 """Of a region's number: those of higher ones come last."""
 TICK_SECONDS = 0.02
@@ -42,7 +44,7 @@ def remove_shared_memory(
     time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
     processes may have been killed, and any user may have made thousands of files in it. Of more than `most` files, the
     others are left; so are those that come after MAX_OTHERS of other users, who can take all numbers but the lowest,
-    which libfabric gives first.
+    which libfabric gives first, or after a name that is gone by then, once that has taken a second.
     """
     owners = frozenset(map(str, pids))
     if not owners:
@@ -53,9 +55,14 @@ def remove_shared_memory(
     except OSError:
         return frozenset()
     owned = sorted((_order(name), name, int(owner)) for name, owner in names if owner is not None and owner in owners)
-    kept, others = set(), 0
+    kept, others, deadline = set(), 0, time.monotonic() + GONE_SECONDS
     for _, name, owner in owned[:most]:
-        is_kept = _is_kept(name, since, folder=place)
+        try:
+            is_kept = _is_kept(name, since, folder=place)
+        except FileNotFoundError:  # Another process of this launch may have removed it.
+            if time.monotonic() > deadline:
+                break
+            continue
         if is_kept:
             kept.add(owner)
         others += is_kept is None
@@ -103,12 +110,12 @@ def started_at(pid: int) -> float:
 def _is_kept(name: str, since: float, *, folder: int) -> bool | None:
     """Whether a file of this user's is left because a process uses it; None if what has the name is no such file.
 
-    Effect: removes an unused one.
+    Effect: removes an unused one. Raises: FileNotFoundError.
     """
     try:
         fd = _open_own(name, since, folder=folder)
     except FileNotFoundError:
-        return False
+        raise
     except OSError as error:
         return True if error.errno in BUSY else None
     try:

@@ -230,6 +230,18 @@ def test_a_name_that_is_gone_by_now_counts_as_no_other_users(folder, monkeypatch
     assert not os.path.exists(last)
 
 
+def test_names_that_are_gone_delay_nothing_without_end(folder, monkeypatch):
+    listed = [f"{PID}:{os.getuid()}:{number}" for number in range(10)]
+    monkeypatch.setattr(os, "listdir", lambda path: listed)
+    monkeypatch.setattr(shared_memory, "GONE_SECONDS", -1.0, raising=False)
+    open_here, looked_at = shared_memory.open_here, []
+    monkeypatch.setattr(
+        shared_memory, "open_here", lambda name, folder: looked_at.append(name) or open_here(name, folder=folder)
+    )
+    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    assert len(looked_at) == 1
+
+
 def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
     monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
     for number in range(20):
