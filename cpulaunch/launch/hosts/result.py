@@ -108,11 +108,10 @@ def job_result(
         return _result_without_report(agent)
     if report.error is not None and any(each.signal is not None for each in agent.workers):
         return _result_without_report(agent)
-    if report.error is not None and agent.ended_by is None and report.exit_code == agent.exit_code:
+    kind = ERRORS.get(report.exit_code, LaunchError)
+    if report.error is not None and agent.ended_by is None and kind.exit_code == agent.exit_code:
         error = report.error
-        raise ERRORS.get(report.exit_code, LaunchError)(
-            error.what, value=error.value, source=error.source, hint=error.hint
-        )
+        raise kind(error.what, value=error.value, source=error.source, hint=error.hint)
     known = [failure for failure in report.failures if failure.local_rank < len(output.ranks)]
     workers = tuple(_failed_rank(failure, job, output) for failure in known)
     return replace(

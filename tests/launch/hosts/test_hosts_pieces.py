@@ -31,7 +31,7 @@ from cpulaunch.launch.hosts.result import job_result, read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.supervision.failure_text import summary
-from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
@@ -306,11 +306,12 @@ def test_a_report_that_a_rank_forged_counts_as_none(tmp_path, forged):
     assert read_report(str(tmp_path)) is None
 
 
-def result_of(tmp_path, exit_code, forged):
-    """How a job ended whose report is this, though its agent has ended with this code."""
+def result_of(tmp_path, exit_code, forged, *, signal=None):
+    """How a job ended whose report is this, though its agent has ended with this code, or by this signal."""
     (tmp_path / "report.json").write_text(json.dumps(forged))
     rank = SimpleNamespace(routes=(), last_lines=lambda: ())
-    agent = LaunchResult(exit_code=exit_code, host="here", workers=())
+    ended = WorkerResult(index=0, pid=1, exit_code=None, signal=signal)
+    agent = LaunchResult(exit_code=exit_code, host="here", workers=() if signal is None else (ended,))
     return job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=((rank, rank),)))
 
 
@@ -324,7 +325,10 @@ def test_a_job_whose_agent_ended_well_has_succeeded_whatever_a_rank_wrote(tmp_pa
     if "error" in forged:
         with pytest.raises(LaunchError, match="no"):
             result_of(tmp_path, 125, forged | {"exit_code": 125})
-        assert result_of(tmp_path, 3, forged | {"exit_code": 127}).exit_code == 3
+        for code in (3, 127):
+            assert result_of(tmp_path, 3, forged | {"exit_code": code}).exit_code == 3
+        with pytest.raises(LaunchError, match="without a report"):
+            result_of(tmp_path, 137, forged | {"exit_code": 137}, signal=9)
 
 
 def test_a_job_whose_agent_ended_well_has_succeeded_also_if_a_rank_removed_the_report(tmp_path):
