@@ -29,10 +29,12 @@ bind() {  # arguments: CPUs, numactl's memory option or "", command
 """
 _WAIT = """
 finish() {  # argument: process id; the first worker to fail, in their order, decides the exit code
+    launch_signal=
     wait "$1"
     launch_code=$?
-    # A signal interrupted the wait. After an exit code, another process may have the number by now.
-    while [ "$launch_code" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
+    # A signal interrupted the wait. Otherwise another process may have the number by now.
+    while [ -n "$launch_signal" ] && kill -0 "$1" 2>/dev/null; do
+        launch_signal=
         wait "$1"
         launch_code=$?
     done
@@ -114,6 +116,6 @@ def _function(plan: LaunchPlan, worker: WorkerPlan, hidden: Collection[str]) -> 
 def _start_and_wait(indexes: list[int]) -> str:
     starts = [f'worker_{index} &\nlaunch_pids="$launch_pids $!"' for index in indexes]
     # Background jobs of a script ignore SIGINT and SIGQUIT (POSIX sh, 2.11), so they are sent SIGTERM.
-    trap = "trap 'kill $launch_pids 2>/dev/null' HUP INT TERM"
+    trap = "trap 'launch_signal=1; kill $launch_pids 2>/dev/null' HUP INT TERM"
     wait = ["for pid in $launch_pids; do", '    finish "$pid"', "done", 'exit "$launch_status"', ""]
     return "\n".join([_WAIT + "launch_pids=", *starts, trap, *wait])

@@ -24,10 +24,12 @@ stop() {  # argument: exit code
 }
 
 wait_for() {  # argument: process id; returns the exit code of the process when it has ended
+    launch_signal=
     wait "$1"
     launch_code=$?
-    # A signal interrupted the wait. After an exit code, another process may have the number by now.
-    while [ "$launch_code" -gt 128 ] && kill -0 "$1" 2>/dev/null; do
+    # A signal interrupted the wait. Otherwise another process may have the number by now.
+    while [ -n "$launch_signal" ] && kill -0 "$1" 2>/dev/null; do
+        launch_signal=
         wait "$1"
         launch_code=$?
     done
@@ -36,7 +38,7 @@ wait_for() {  # argument: process id; returns the exit code of the process when 
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
     launch_rank=
-    trap '[ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' HUP TERM
+    trap 'launch_signal=1; [ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' HUP TERM
     { [ -e "$launch_dir/first" ] || "$1"; } &
     launch_rank=$!
     [ ! -e "$launch_dir/first" ] || kill "$launch_rank" 2>/dev/null
@@ -55,10 +57,10 @@ clean() {  # removes no more than is known: others may have put a folder in its 
 launch_script=$$
 launch_pids=
 launch_dir=$(mktemp -d) || exit 125
-trap 'stop 129' HUP
-trap 'stop 130' INT
-trap 'stop 143' TERM
-trap 'kill $launch_pids 2>/dev/null' USR1
+trap 'launch_signal=1; stop 129' HUP
+trap 'launch_signal=1; stop 130' INT
+trap 'launch_signal=1; stop 143' TERM
+trap 'launch_signal=1; kill $launch_pids 2>/dev/null' USR1
 
 """
 _WAIT = """

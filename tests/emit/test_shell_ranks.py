@@ -120,18 +120,21 @@ os.rename("results", folder)
     assert list(temporary.glob("*/deep/keep"))
 
 
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+@pytest.mark.parametrize(("code", "status", "output"), [("print('done')", 0, "done\n" * 2), (KILLED, 137, "")])
 @pytest.mark.parametrize("flags", ["--nproc-per-node 2", "--instances 2"])
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_process_with_the_number_of_an_ended_worker_does_not_hold_the_script(
-    path: str, shell: str, flags: str
+    path: str, shell: str, flags: str, code: str, status: int, output: str
 ) -> None:
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed")
     taken = 'kill() { [ "$1" = -0 ] || command kill "$@"; }\n'  # As if every number were a process's.
-    text = taken + script(flags, "print('done')")
-    done = run(text, path, program)
-    assert (done.returncode, done.stdout) == (0, "done\n" * 2)
+    done = run(taken + script(flags, code), path, program)
+    assert (done.returncode, done.stdout) == (status, output)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -28,7 +28,7 @@ BUSY = (errno.EAGAIN, errno.ETXTBSY)
 MAX_OTHERS = 1000
 """Names of what is no file of this user's, looked at in one call: another user may have made any number of them."""
 GONE_SECONDS = 1.0
-"""After so much time in one call, none is looked at any more after one that is gone: that may be another user's too."""
+"""Time in one call for looks at names that are gone: another user may make and remove any number of them."""
 MAX_DIGITS = 18
 """Of a region's number: those of higher ones come last."""
 TICK_SECONDS = 0.02
@@ -44,7 +44,7 @@ def remove_shared_memory(
     time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
     processes may have been killed, and any user may have made thousands of files in it. Of more than `most` files, the
     others are left; so are those that come after MAX_OTHERS of other users, who can take all numbers but the lowest,
-    which libfabric gives first, or after a name that is gone by then, once that has taken a second.
+    which libfabric gives first, or once looks at names that are gone by then have taken a second.
     """
     owners = frozenset(map(str, pids))
     if not owners:
@@ -55,12 +55,14 @@ def remove_shared_memory(
     except OSError:
         return frozenset()
     owned = sorted((_order(name), name, int(owner)) for name, owner in names if owner is not None and owner in owners)
-    kept, others, deadline = set(), 0, time.monotonic() + GONE_SECONDS
+    kept, others, left = set(), 0, GONE_SECONDS
     for _, name, owner in owned[:most]:
+        begun = time.monotonic()
         try:
             is_kept = _is_kept(name, since, folder=place)
         except FileNotFoundError:  # Another process of this launch may have removed it.
-            if time.monotonic() > deadline:
+            left -= time.monotonic() - begun
+            if left < 0:
                 break
             continue
         if is_kept:

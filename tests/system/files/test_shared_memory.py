@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import itertools
 import mmap
 import os
 import shutil
@@ -240,6 +241,21 @@ def test_names_that_are_gone_delay_nothing_without_end(folder, monkeypatch):
     )
     shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
     assert len(looked_at) == 1
+
+
+def test_time_that_own_files_take_is_none_of_names_that_are_gone(folder, monkeypatch):
+    names = [f"{PID}:{os.getuid()}:{number}" for number in range(10)]
+    for name in names[:5] + names[6:]:
+        make(folder, name)
+    clock = itertools.count()
+    is_in_use = shared_memory.is_in_use
+    monkeypatch.setattr(shared_memory, "is_in_use", lambda descriptor: next(clock) < 0 or is_in_use(descriptor))
+    monkeypatch.setattr(shared_memory.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(shared_memory, "GONE_SECONDS", 3.0)
+    monkeypatch.setattr(os, "listdir", lambda path: names)
+    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    monkeypatch.undo()
+    assert os.listdir(folder) == []
 
 
 def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
