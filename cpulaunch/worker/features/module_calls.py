@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from random import Random
 from time import perf_counter as _clock
 from typing import Any
 
@@ -24,6 +25,7 @@ from cpulaunch.worker.reporting.events import report_event
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_random = Random(0).random  # Not the program's.
 _frames: Any = torch._C._dynamo.eval_frame
 _is_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
 _graph_task = torch._C._current_graph_task_id
@@ -85,7 +87,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
             if (
                 run is None
                 or (
-                    not run.left & run.unclocked
+                    run.left <= run.next_timed
                     and (run.until < (started := _clock()) or run.left <= 0 or run.seconds <= 0)
                 )
                 or (is_to_infer and _may_need_gradients(self))
@@ -112,6 +114,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
                 _set_grad_enabled(True)
             if started is not None:
                 run.seconds -= _clock() - started
+                run.next_timed = run.left - int(run.spread * _random()) if run.spread else run.left
 
     hide_from_dynamo(__call__)
     return __call__

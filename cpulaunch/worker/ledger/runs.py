@@ -16,8 +16,9 @@ In another mode, only short calls gain from not being measured, and a change mus
 SHORT_RUN_SECONDS = 0.25
 """Runs of short plain calls may be longer than LAST_RUN calls, up to so many seconds."""
 
-SHORT_SECONDS, UNCLOCKED = 100e-6, 7
-"""Of plain calls that take less than this many seconds, one of UNCLOCKED + 1 is timed: a power of two."""
+SHORT_SECONDS, TIMED_CALLS = 100e-6, 8
+"""Of plain calls that take less than this many seconds, one of so many is timed on average: at random, as the program's
+longer calls may have any period."""
 
 FULL_RUN_CALLS = 256
 """After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
@@ -56,21 +57,21 @@ class UnmeasuredRun:
     """Calls of a module that run in a mode without being measured: those with its training mode and gradients.
 
     `left` is counted down by the wrapper of calls, as is `seconds`, by the durations of the calls; the run also ends at
-    the time `until`. Calls at which `left` has one of the bits in `unclocked` are not timed, as two looks at the clock
-    would be a share of a short call. See module_calls. `chosen`: the signatures for which the mode is chosen; None if
-    there is no other mode.
+    the time `until`. Calls are not timed while `left` is more than `next_timed`, as two looks at the clock would be a
+    share of a short call: fewer than `spread` of them follow a timed one. See module_calls. `chosen`: the signatures
+    for which the mode is chosen; None if there is no other mode.
     """
 
-    __slots__ = ("chosen", "left", "mode", "seconds", "signature", "size", "unclocked", "until")
+    __slots__ = ("chosen", "left", "mode", "next_timed", "seconds", "signature", "size", "spread", "until")
 
     def __init__(
         self, mode: str, size: int, signature: Any, *, until: float = float("inf"), chosen: frozenset[Any] | None = None
     ) -> None:
         self.mode = mode
-        self.size = self.left = size
+        self.size = self.left = self.next_timed = size
         self.signature = signature
         self.until, self.seconds = until, float("inf")
-        self.unclocked = 0
+        self.spread = 0
         self.chosen = chosen
 
     def holds(self, signature: Any) -> bool:
@@ -79,14 +80,15 @@ class UnmeasuredRun:
 
     def limit(self, typical: float, slack: float) -> None:
         """Effect: the run also ends once its calls have taken `slack` times as long as so many `typical` ones, or less
-        if it is longer than LAST_RUN calls: a change must not be noticed later than in a run of these.
+        if it is longer than LAST_RUN calls: a change is then noticed up to SHORT_RUN_SECONDS later.
         """
         seconds = typical * (FIRST_SLACK * self.size + (slack - FIRST_SLACK) * min(self.size, LAST_RUN))
-        self.unclocked = UNCLOCKED if typical < SHORT_SECONDS else 0
-        self.seconds = seconds / (self.unclocked + 1)
+        is_short = typical < SHORT_SECONDS
+        self.spread = 2 * TIMED_CALLS - 1 if is_short else 0
+        self.seconds = seconds / TIMED_CALLS if is_short else seconds
 
     def end_soon(self) -> None:
         """Effect: the run ends after at most LATE_CALLS further calls, each of which is looked at."""
-        self.unclocked = 0
         if self.left > LATE_CALLS:
             self.size, self.left = self.size - self.left + LATE_CALLS, LATE_CALLS
+        self.spread, self.next_timed = 0, self.left

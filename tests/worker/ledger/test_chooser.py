@@ -48,6 +48,7 @@ class Server:
         self.seconds = seconds
         self.values = {rows: torch.zeros(rows, 2) for rows in seconds}
         self.module = nn.Linear(2, 2).eval()
+        self.random = random.Random(0).random
         self.has_own_autocast = False
         self.chooser = Chooser(
             lambda _: ("plain",) if self.has_own_autocast else ("graph", "plain"),
@@ -63,11 +64,13 @@ class Server:
         run = self.chooser.runs.get((id(self.module), self.module.training, torch.is_grad_enabled()))
         if run is None:
             return None
-        is_timed = not run.left & run.unclocked
+        is_timed = run.left <= run.next_timed
         if is_timed and (run.left <= 0 or run.seconds <= 0 or run.until < self.now):
             return None
         run.left -= 1
-        run.seconds -= self.seconds[rows]["plain"] if is_timed else 0.0
+        if is_timed:
+            run.seconds -= self.seconds[rows]["plain"]
+            run.next_timed = run.left - int(run.spread * self.random())
         return "plain"
 
     def call(self, rows: int, *, pause: float = 0.0) -> None:
@@ -138,6 +141,24 @@ def test_one_call_outside_does_not_have_those_in_the_programs_own_autocast_looke
         for _ in range(12_000):
             server.call(1)
         assert all(server.counted(1) for _ in range(10))
+
+
+@pytest.mark.parametrize("period", [2, 3, 8, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_long_calls_in_whatever_step_with_short_ones_soon_have_a_mode(period: int, seed: int) -> None:
+    server = Server({1: {"graph": 20e-6, "plain": 10e-6}, 64: {"graph": 2e-3, "plain": 10e-3}})
+    server.chooser._numbers = random.Random(seed)
+    with torch.no_grad():
+        for _ in range(60_000):
+            server.call(1)
+        begun = server.now
+        number = 0
+        while server.ran.count((64, "graph")) < 50:
+            number += 1
+            server.call(1 if number % period else 64)
+            assert server.now < begun + 2
+            if number % 200 == 0:
+                server.ran = [each for each in server.ran if each[0] == 64]
 
 
 def test_pauses_of_a_server_do_not_have_its_calls_measured() -> None:
