@@ -77,8 +77,7 @@ class CclGroup(ProcessGroup):
             path = group_setup.requested_path()
             memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
             self._gloo = open_gloo(store, rank, size, timeout)
-            self.path = group_setup.agree_on_path(memory, path, self._gloo)
-            self._is_in_memory, self.uses_gloo = self.path == "memory", self.path == "gloo"
+            self._is_in_memory = isinstance(memory, MemoryPath)
             self._queue = GroupQueue(
                 Executor(thread_cpus(os.environ)) if self._is_in_memory else shared_executor(),
                 lost_peer=partial(_first_lost, self._peers),
@@ -87,9 +86,13 @@ class CclGroup(ProcessGroup):
             self.set_timeout(timeout)
             if isinstance(memory, MemoryPath):
                 self._ops = CollectiveOps(memory, rank=rank, size=size)
-            elif not self.uses_gloo:
+            else:
                 join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._peers.append)
-                self._ops = self._queue.submit(join, self._seconds).result()
+                self._ops = group_setup.join_oneccl_or_not(
+                    lambda: self._queue.submit(join, self._seconds).result(), memory, path, rank=rank
+                )
+            self.path = "memory" if self._is_in_memory else "oneccl" if self._ops else "gloo"
+            self.uses_gloo = self._ops is None
             self._peers[:] = [] if self._ops is None else [self._ops.path]
         self._leave_if_dropped = weakref.finalize(self, group_setup.leave_dropped, self._queue, self._ops)
         self._leave_if_dropped.atexit = False

@@ -24,13 +24,11 @@ from cpulaunch.worker.ccl.delegate import FAILURE_KEY, mention
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
 from cpulaunch.worker.ccl.oneccl import api
-from cpulaunch.worker.ccl.oneccl.call_check import CallCheck
-from cpulaunch.worker.ccl.oneccl.library import TRANSPORT
-from cpulaunch.worker.ccl.oneccl.network import agreed, check_hosts, own_address
+from cpulaunch.worker.ccl.oneccl.library import TRANSPORT, folder
+from cpulaunch.worker.ccl.oneccl.network import agreed, check_hosts, own_address, this_host
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
-from cpulaunch.worker.ccl.oneccl.peer_connections import PeerConnections, open_connections
-from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
-from cpulaunch.worker.ccl.wire.reductions import describe_call
+from cpulaunch.worker.ccl.oneccl.peers import PeerConnections
+from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 from cpulaunch.worker.ccl.works.executor import drain_first
 
 TYPE_CHECKING = False
@@ -97,34 +95,24 @@ def join_memory_path(store: Any, requested: str, *, rank: int, size: int, timeou
         return str(error)
 
 
-def agree_on_path(memory: MemoryPath | str, requested: str, gloo: Any) -> str:
-    """The path of the group: memory, oneccl or gloo.
+def join_oneccl_or_not(
+    join: Callable[[], CollectiveOps], why_not_memory: str, requested: str, *, rank: int
+) -> CollectiveOps | None:
+    """What `join` returns, which is join_oneccl; None in all ranks, and one line on stderr, if the group uses gloo.
 
-    All ranks agree over gloo, unless oneCCL is requested: then a rank that fails, or exits, while it loads oneCCL has
-    already connected to the others, which learn from that which rank it was. Raises: PeerLostError.
+    Raises: as `join`.
     """
-    if isinstance(memory, MemoryPath):
-        return "memory"
-    if requested == "oneccl":
-        return "oneccl"
-    problem = ""
-    if memory == ELSEWHERE:
+    reasons = [why_not_memory]
+    if requested == "oneccl" or why_not_memory == ELSEWHERE:
         try:
-            api.version()
-        except CclError as error:
-            problem = str(error)
-        loaded = torch.tensor([0 if problem else 1])
-        try:
-            gloo.allreduce([loaded], op=dist.ReduceOp.MIN).wait()
-        except RuntimeError as error:  # gloo does not say whose connection was closed.
-            lost = f"rank {1 - gloo.rank()}" if gloo.size() == 2 else "a rank"
-            raise PeerLostError(f"{lost} of the group ended while the ranks agreed on its path: {error}") from error
-        if loaded.item():
-            return "oneccl"
-        problem = problem or "oneCCL cannot be loaded by another rank"
-    if gloo.rank() == 0:
-        mention(f"ccl uses gloo: {'; '.join([memory, *problem.splitlines()[:1]])}")
-    return "gloo"
+            return join()
+        except UnavailableError as error:
+            if requested == "oneccl":
+                raise
+            reasons.append(str(error).splitlines()[0])
+    if rank == 0:
+        mention(f"ccl uses gloo: {'; '.join(reasons)}")
+    return None
 
 
 def join_oneccl(
@@ -132,39 +120,31 @@ def join_oneccl(
 ) -> CollectiveOps:
     """The collectives of this rank over oneCCL, once all ranks have joined.
 
-    `on_connect` receives the object that detects and reports lost ranks, before oneCCL connects, which would wait
-    forever for a rank that exits. Raises: CclError.
+    `on_connect` receives the object that detects and reports lost ranks, before oneCCL is loaded and connects, which
+    would wait forever for a rank that exits. Raises: UnavailableError, in all ranks, if one cannot join; CclError.
     """
-    address = ""
-    with shown_to_all(partial(check_hosts, store), rank, size):
+    peers = PeerConnections(rank)
+
+    def introduced() -> str:
+        folder()
         check_space(size)
-        address = own_address(os.environ) if rank == 0 else ""
-    peers = open_connections(store, address, rank=rank, size=size, seconds=seconds)
+        return f"{peers.bind(own_address(os.environ))} {this_host()}"
+
+    members = [each.split(" ", 3) for each in agreed(store, "hosts", introduced, rank=rank, size=size)]
+    check_hosts([host for *_, host in members])
+    peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
     on_connect(peers)
-    with shown_to_all(partial(agreed, store, "loaded", "yes"), rank, size):
-        api.version()
+    agreed(store, "loaded", api.version, rank=rank, size=size)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
-    check = CallCheck(communicator, peers, size=size, describe=describe_call)
-    ops = CollectiveOps(OnecclPath(communicator, check, size=size), rank=rank, size=size)
+    ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
     if os.environ.get(TRANSPORT) == "mpi":  # An exiting rank waits in MPI_Finalize; the others must not wait for it.
         atexit.register(ops.path.leave)
         drain_first()
     if spans_program(size):
         _unlink_shared_memory(ops, size)
     return ops
-
-
-@contextmanager
-def shown_to_all(agree: Callable[..., Any], rank: int, size: int) -> Iterator[None]:
-    """Effect: an error of one rank in this context is the error of all. Raises: CclError."""
-    problem = ""
-    try:
-        yield
-    except CclError as error:
-        problem = str(error)
-    agree(rank=rank, size=size, problem=problem)
 
 
 def check_space(size: int) -> None:

@@ -156,11 +156,18 @@ def test_oneccl_of_todays_packages_is_loaded_without_ld_library_path():
     assert done.stdout.startswith("202")
 
 
-def test_quiet_supports_a_process_without_stdout():
+def test_stdout_goes_to_stderr_while_oneccl_warns(capfd):
+    with library.stdout_on_stderr():
+        os.write(1, b"a warning")
+    os.write(1, b"a result")
+    assert capfd.readouterr() == ("a result", "a warning")
+
+
+def test_a_process_without_stdout_is_supported():
     kept = os.dup(1)
     os.close(1)
     try:
-        with library.quiet():
+        with library.stdout_on_stderr():
             assert os.open(os.devnull, os.O_WRONLY) == 1  # Descriptor 1 is still free.
             os.close(1)
     finally:

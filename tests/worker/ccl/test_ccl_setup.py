@@ -345,8 +345,17 @@ def test_gloos_backend_is_of_torchs_own_class():
 
 
 def test_ranks_that_may_not_read_each_other_use_gloo():
-    gloo = SimpleNamespace(rank=lambda: 0)
-    assert group_setup.agree_on_path(setup.FORBIDDEN, "auto", gloo) == "gloo"
+    assert group_setup.join_oneccl_or_not(pytest.fail, setup.FORBIDDEN, "auto", rank=0) is None
+
+
+def test_ranks_of_several_hosts_use_gloo_if_one_cannot_load_oneccl(capfd):
+    def join():
+        raise UnavailableError("rank 1: oneCCL is not installed\nhint: pip install it")
+
+    assert group_setup.join_oneccl_or_not(join, setup.ELSEWHERE, "auto", rank=0) is None
+    assert "ccl uses gloo: ranks are on several hosts; rank 1: oneCCL is not installed\n" in capfd.readouterr().err
+    with pytest.raises(UnavailableError, match="rank 1: oneCCL is not installed"):
+        group_setup.join_oneccl_or_not(join, "oneCCL is requested", "oneccl", rank=0)
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, 5), (timedelta(0), 0), (2.0, 2), (timedelta(seconds=3), 3)])

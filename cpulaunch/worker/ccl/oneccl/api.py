@@ -1,4 +1,4 @@
-"""The part of oneCCL's C API that this package uses: structures, prototypes, and a communicator.
+"""The part of oneCCL's C API that this package uses: its functions, and a communicator.
 
 Source: oneCCL 2022.1, include/oneapi/ccl/v2 (ccl.h, types.h). send and recv are omitted: on host memory they crash the
 process (the plugin for CPUs reads the device of a stream that is null).
@@ -7,107 +7,76 @@ process (the plugin for CPUs reads the device of a stream that is null).
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
 
-from cpulaunch.worker.ccl.oneccl.library import HINT, load, quiet
+from cpulaunch.worker.ccl.oneccl.library import HINT, load, stdout_on_stderr
 from cpulaunch.worker.ccl.wire.errors import CclError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-ID_BYTES = 4096
-UNDEFINED_INT, UNDEFINED_PLUGIN = -(2**31), 0xBAAAAAAE
-MAGIC, VERSION = 0xCAFEBEEF, 20211700
-
 
 class UniqueId(ctypes.Structure):
     """onecclUniqueId: identifies a communicator to the ranks that join it."""
 
-    _fields_ = (("data", ctypes.c_ubyte * ID_BYTES),)
-
-
-class Config(ctypes.Structure):
-    """onecclConfig_t."""
-
-    _fields_ = (
-        ("size", c_size_t),
-        ("magic", c_uint),
-        ("version", c_uint),
-        ("blocking", c_int),
-        ("cga_cluster_size", c_int),
-        ("min_ctas", c_int),
-        ("max_ctas", c_int),
-        ("net_name", c_char_p),
-        ("split_share", c_int),
-        ("multi_threaded", c_int),
-        ("plugin", c_uint),
-    )
+    _fields_ = (("data", ctypes.c_ubyte * 4096),)
 
 
 _BUFFERS = (c_void_p, c_void_p, c_size_t, c_int)  # send, receive, count, type
 _END = (c_void_p, c_void_p)  # communicator, stream
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "onecclGetVersion": (POINTER(c_int),),
-    "onecclGetUniqueId": (POINTER(UniqueId),),
-    "onecclCommInitRankConfig": (POINTER(c_void_p), c_size_t, UniqueId, c_int, POINTER(Config)),
-    "onecclCommDestroy": (c_void_p,),
-    "onecclAllReduce": (*_BUFFERS, c_int, *_END),
-    "onecclReduce": (*_BUFFERS, c_int, c_int, *_END),
-    "onecclReduceScatter": (*_BUFFERS, c_int, *_END),
-    "onecclBroadcast": (*_BUFFERS, c_int, *_END),
-    "onecclAllGather": (*_BUFFERS, *_END),
-    "onecclAllToAll": (*_BUFFERS, *_END),
+    "GetVersion": (c_int, POINTER(c_int)),
+    "GetUniqueId": (c_int, POINTER(UniqueId)),
+    "CommInitRank": (c_int, POINTER(c_void_p), c_size_t, UniqueId, c_int),
+    "CommDestroy": (c_int, c_void_p),
+    "AllReduce": (c_int, *_BUFFERS, c_int, *_END),
+    "Reduce": (c_int, *_BUFFERS, c_int, c_int, *_END),
+    "ReduceScatter": (c_int, *_BUFFERS, c_int, *_END),
+    "Broadcast": (c_int, *_BUFFERS, c_int, *_END),
+    "AllGather": (c_int, *_BUFFERS, *_END),
+    "AllToAll": (c_int, *_BUFFERS, *_END),
+    "GetErrorString": (c_char_p, c_int),
+    "GetLastError": (c_char_p, c_void_p),
 }
-"""Function -> types of its arguments. These functions return a result code."""
-
-TEXTS: dict[str, tuple[Any, ...]] = {"onecclGetErrorString": (c_int,), "onecclGetLastError": (c_void_p,)}
-"""Function -> types of its arguments. These functions return text."""
-
-_api: list[ctypes.CDLL] = []
+"""Function, without its prefix oneccl -> the types of its result (a code of an error, or text) and its arguments."""
 
 
-def api() -> ctypes.CDLL:
-    """The library with its prototypes. Raises: CclError if it cannot be loaded or lacks a function."""
-    if not _api:
-        _api.append(_with_prototypes(load()))
-    return _api[0]
+@cache
+def functions() -> dict[str, Any]:
+    """The functions by their names in PROTOTYPES. Effect: as load. Raises: CclError if one is missing; as load."""
+    library, found = load(), {}
+    for name, (result, *arguments) in PROTOTYPES.items():
+        try:
+            found[name] = getattr(library, f"oneccl{name}")
+        except AttributeError:
+            raise CclError(f"oneCCL is too old: it has no oneccl{name}\n{HINT}") from None
+        found[name].restype, found[name].argtypes = result, arguments
+    return found
 
 
-def _with_prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
-    for table, result in ((PROTOTYPES, c_int), (TEXTS, c_char_p)):
-        for name, arguments in table.items():
-            try:
-                function = getattr(library, name)
-            except AttributeError:
-                raise CclError(f"oneCCL is too old: it has no {name}\n{HINT}") from None
-            function.argtypes, function.restype = arguments, result
-    return library
-
-
-def check(code: int, function: str) -> None:
-    """Raises: CclError with oneCCL's error text if the result `code` of `function` is an error."""
+def call(name: str, *arguments: Any) -> None:
+    """Effect: calls a function. Raises: CclError with oneCCL's text if the result is an error."""
+    code = functions()[name](*arguments)
     if code:
-        library = api()
-        texts = [library.onecclGetErrorString(code), library.onecclGetLastError(None)]
+        texts = [functions()["GetErrorString"](code), functions()["GetLastError"](None)]
         message = ": ".join(text.decode(errors="replace") for text in texts if text)
-        raise CclError(f"oneCCL failed in {function}: {message} (code {code})")
+        raise CclError(f"oneCCL failed in oneccl{name}: {message} (code {code})")
 
 
 def version() -> str:
-    """oneCCL's version, such as 2022.1."""
+    """oneCCL's version, such as 2022.1. Effect: loads oneCCL. Raises: CclError if that fails."""
     number = c_int()
-    check(api().onecclGetVersion(byref(number)), "onecclGetVersion")
+    call("GetVersion", byref(number))
     return f"{number.value // 10000}.{number.value // 100 % 100}"
 
 
 def unique_id() -> bytes:
     """The identity of a new communicator. Effect: this process listens for the ranks that join with this identity."""
     identity = UniqueId()
-    library = api()
-    with quiet():  # In this call the engine reads its settings, and writes its warning.
-        code = library.onecclGetUniqueId(byref(identity))
-    check(code, "onecclGetUniqueId")
+    with stdout_on_stderr():
+        call("GetUniqueId", byref(identity))
     return bytes(identity.data)
 
 
@@ -120,26 +89,19 @@ class Communicator:
     def __init__(self, identity: bytes, *, rank: int, size: int) -> None:
         """Effect: waits until all ranks have created their communicators."""
         self.rank, self.has_failed = rank, False
-        undefined = [UNDEFINED_INT] * 4
-        config = Config(ctypes.sizeof(Config), MAGIC, VERSION, *undefined, None, UNDEFINED_INT, UNDEFINED_INT)
-        config.plugin = UNDEFINED_PLUGIN
-        handle = c_void_p()
-        code = api().onecclCommInitRankConfig(
-            byref(handle), size, UniqueId.from_buffer_copy(identity), rank, byref(config)
-        )
-        check(code, "onecclCommInitRankConfig")
-        self._handle: c_void_p | None = handle
-        self._library = api()
+        self._handle: c_void_p | None = c_void_p()
+        call("CommInitRank", byref(self._handle), size, UniqueId.from_buffer_copy(identity), rank)
 
-    def run(self, function: str, *arguments: int) -> None:
-        """Effect: calls onecclFUNCTION with its arguments before the communicator. An error sets `has_failed`."""
-        code = getattr(self._library, f"oneccl{function}")(*arguments, self._handle, None)
-        if code:
+    def run(self, name: str, *arguments: int) -> None:
+        """Effect: calls a function with its arguments before the communicator. An error sets `has_failed`."""
+        try:
+            call(name, *arguments, self._handle, None)
+        except CclError:
             self.has_failed = True
-            check(code, f"oneccl{function}")
+            raise
 
     def close(self) -> None:
         """Effect: destroys the communicator; does nothing when called again."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            check(self._library.onecclCommDestroy(handle), "onecclCommDestroy")
+            call("CommDestroy", handle)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 
 from cpulaunch.records.ccl_defaults import DEFAULTS, TORCH_VARIABLES, network, transport
@@ -83,25 +84,17 @@ def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
     raise CclError(f"oneCCL is not installed: no {API} in {prefix}/lib or in a package named {package}\n{HINT}")
 
 
-_loaded: list[ctypes.CDLL] = []
-
-
+@cache
 def load() -> ctypes.CDLL:
-    """oneCCL's C API, loaded once. Effect: adds its settings to the environment. Raises: CclError if loading fails."""
-    if not _loaded:
-        libraries = folder()
-        os.environ.update(settings(os.environ, libraries))
-        _loaded.append(_load(libraries))
-        if os.environ[TRANSPORT] == "mpi":
-            mpi.finalize_at_exit(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
-    return _loaded[0]
-
-
-def _load(libraries: str) -> ctypes.CDLL:
+    """oneCCL's C API. Effect: adds its settings to the environment. Raises: CclError if loading fails."""
+    libraries = folder()
+    os.environ.update(settings(os.environ, libraries))
     api, engine, plugin = (os.path.join(libraries, name) for name in (API, ENGINE, PLUGIN))
     needed = [path for name in NEEDED if os.path.exists(path := os.path.join(libraries, name))]
     for paths in ([api], needed, [engine], [plugin]):
         open_all(paths)
+    if os.environ[TRANSPORT] == "mpi":
+        mpi.finalize_at_exit(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
     return ctypes.CDLL(api)
 
 
@@ -112,41 +105,27 @@ def open_all(paths: Sequence[str]) -> None:
     cannot be loaded.
     """
     while paths:
-        errors = {path: error for path in paths if (error := _error_of_opening(path))}
+        errors: dict[str, OSError] = {}
+        for path in paths:
+            try:
+                ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                errors[path] = error
         if len(errors) == len(paths):
             raise CclError(f"oneCCL cannot be loaded: {errors[paths[0]]}\n{HINT}")
         paths = list(errors)
 
 
-def _error_of_opening(path: str) -> str:
-    try:
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        return str(error)
-    return ""
-
-
-LOG_LEVEL_WARNING = b"|CCL_WARN| value of CCL_LOG_LEVEL changed"
-"""A warning that oneCCL writes to stdout when its log level is lowered; it would corrupt output that is parsed."""
-
-
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Effect: holds back what is written to stdout until the context ends, and drops LOG_LEVEL_WARNING from it."""
-    try:
-        kept = os.dup(1)
-    except OSError:  # A program without stdout, such as a service.
+def stdout_on_stderr() -> Iterator[None]:
+    """Effect: what is written to stdout goes to stderr until the context ends.
+
+    oneCCL writes a warning about its own log level to stdout, where it would corrupt output that is parsed.
+    """
+    with ExitStack() as after:
+        with suppress(OSError):  # A program without stdout or stderr, such as a service.
+            kept = os.dup(1)
+            after.callback(os.close, kept)
+            os.dup2(2, 1)
+            after.callback(os.dup2, kept, 1)
         yield
-        return
-    buffer = os.memfd_create("cpulaunch-stdout")
-    os.dup2(buffer, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        with os.fdopen(buffer, "rb") as written:
-            written.seek(0)
-            for line in written:
-                if LOG_LEVEL_WARNING not in line:
-                    os.write(1, line)
