@@ -25,7 +25,6 @@ from cpulaunch.system.root import natural
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
 SHM = "dev/shm"
-YAMA = "proc/sys/kernel/yama/ptrace_scope"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +49,8 @@ class Facts:
 
     `live`: whether the facts are about this machine and not a captured one. `torch`: None if it is not installed.
     `bundled_openmp`: (folder of a package, OpenMP runtime in it). `oneccl`: the version installed beside torch.
-    `oneccl_problem`: why it cannot be loaded; empty if it can. `may_copy`: whether the system calls that copy between
-    processes are permitted; None if the kernel lacks them. `ptrace_scope`: the setting of Yama that restricts them
-    further; None without Yama. `missing_library_reason`: why cpulaunch's library of collectives is not used; empty if
+    `oneccl_problem`: why it cannot be loaded; empty if it can. `is_linux`: whether this machine runs Linux.
+    `missing_library_reason`: why cpulaunch's library of collectives is not used; empty if
     it is. `cpuid_features`: those of FEATURES (records/host.py) that the processor reports by CPUID; None for a
     captured machine. `contradictions`: clauses on kernel files that contradict one another. `untrusted_code`: parts of
     the paths of Python, torch and cpulaunch that other users can change. `python`: the Python that runs workers; None
@@ -69,8 +67,7 @@ class Facts:
     distribution: str = ""
     oneccl: str | None = None
     oneccl_problem: str = ""
-    may_copy: bool | None = None
-    ptrace_scope: int | None = None
+    is_linux: bool = True
     missing_library_reason: str = ""
     cpuid_features: frozenset[str] | None = None
     contradictions: tuple[str, ...] = ()
@@ -92,8 +89,7 @@ def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mappi
         distribution=read_distribution(root),
         oneccl=oneccl,
         oneccl_problem=read_oneccl_problem(python.path, environ, run=run) if root.live and oneccl else "",
-        may_copy=may_copy() if root.live else None,
-        ptrace_scope=read_ptrace_scope(root),
+        is_linux=platform.system() == "Linux",
         missing_library_reason=missing_library_reason(own_file(MEMORY_LIBRARY)) if root.live else "",
         cpuid_features=read_cpuid_features() if root.live else None,
         contradictions=read_contradictions(root, host),
@@ -116,35 +112,6 @@ def read_shm() -> SharedMemory | None:
     except (OSError, AttributeError):
         return None
     return SharedMemory(total_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
-
-
-def read_ptrace_scope(root: Root) -> int | None:
-    """Yama's restriction on reading other processes, 0 (same user) to 3 (forbidden); None without Yama.
-
-    Source: kernel, Documentation/admin-guide/LSM/Yama.rst.
-    """
-    return natural((root.text(YAMA) or "").strip())
-
-
-class _IoVec(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-def may_copy() -> bool | None:
-    """Whether process_vm_readv(2) is permitted; None if the operating system does not have it.
-
-    The process copies from itself, which only a filter of system calls, such as a container's, forbids.
-    """
-    if platform.system() != "Linux":
-        return None
-    libc = ctypes.CDLL(None)
-    source, target = ctypes.c_char(b"x"), ctypes.c_char(b"-")
-    there, here = (_IoVec(ctypes.addressof(each), 1) for each in (source, target))
-    size = ctypes.c_ulong(1)
-    copied = libc.process_vm_readv(os.getpid(), ctypes.byref(here), size, ctypes.byref(there), size, ctypes.c_ulong(0))
-    return bool(copied == 1)
 
 
 def own_file(name: str) -> str:

@@ -99,7 +99,6 @@ def facts(host: Host | None = None, **more: Any) -> Facts:
         torch=TORCH,
         distribution="debian",
         oneccl="2022.1.2",
-        may_copy=True,
         cpuid_features=frozenset({"avx2"}),
         python=WorkerPython(path="/env/bin/python", origin="default", reason="cpulaunch's own environment"),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import platform
 import sys
 
@@ -16,9 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MACHINE = ("linux", "x86_64")
-YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-ADMINISTRATORS_ONLY = 2
-"""The lowest ptrace_scope at which only administrators may read other processes. Source: kernel, LSM/Yama.rst."""
 
 
 def check_machine(system: str, architecture: str) -> None:
@@ -28,11 +23,8 @@ def check_machine(system: str, architecture: str) -> None:
 
 
 def is_available(environ: Mapping[str, str]) -> bool:
-    """Whether this machine supports a path that the environment allows (CPULAUNCH_CCL_PATH)."""
-    if (sys.platform, platform.machine()) != MACHINE:
-        return False
-    requested = environ.get(PATH_VARIABLE) or "auto"
-    return (requested != "oneccl" and may_access_peers()) or (requested != "memory" and has_oneccl())
+    """Whether this machine supports the path that the environment requests (CPULAUNCH_CCL_PATH)."""
+    return (sys.platform, platform.machine()) == MACHINE and (environ.get(PATH_VARIABLE) != "oneccl" or has_oneccl())
 
 
 def has_oneccl() -> bool:
@@ -41,18 +33,3 @@ def has_oneccl() -> bool:
         return bool(folder())
     except CclError:
         return False
-
-
-def may_access_peers(yama: str = YAMA) -> bool:
-    """Whether the kernel permits processes of one user to access each other's memory.
-
-    Source: process_vm_readv(2), which a seccomp filter refuses even if the caller reads no bytes of its own memory.
-    """
-    read = ctypes.CDLL(None).process_vm_readv
-    if read(os.getpid(), None, 0, None, 0, 0) != 0:
-        return False
-    try:
-        with open(yama, encoding="ascii") as file:
-            return int(file.read()) < ADMINISTRATORS_ONLY
-    except OSError:
-        return True  # The kernel has no Yama.

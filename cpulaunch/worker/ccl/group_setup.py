@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -25,9 +26,10 @@ from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
 from cpulaunch.worker.ccl.oneccl import api
 from cpulaunch.worker.ccl.oneccl.library import TRANSPORT, folder
-from cpulaunch.worker.ccl.oneccl.network import agreed, check_hosts, own_address, this_host
+from cpulaunch.worker.ccl.oneccl.network import check_hosts, own_address, this_host
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peers import PeerConnections
+from cpulaunch.worker.ccl.wire.agreement import Agreement
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 from cpulaunch.worker.ccl.works.executor import drain_first
 
@@ -123,18 +125,18 @@ def join_oneccl(
     `on_connect` receives the object that detects and reports lost ranks, before oneCCL is loaded and connects, which
     would wait forever for a rank that exits. Raises: UnavailableError, in all ranks, if one cannot join; CclError.
     """
-    peers = PeerConnections(rank)
+    peers, agree = PeerConnections(rank), Agreement(store, rank, size, time.monotonic() + seconds).on
 
     def introduced() -> str:
         folder()
         check_space(size)
         return f"{peers.bind(own_address(os.environ))} {this_host()}"
 
-    members = [each.split(" ", 3) for each in agreed(store, "hosts", introduced, rank=rank, size=size)]
+    members = [each.split(" ", 3) for each in agree("hosts", introduced)]
     check_hosts([host for *_, host in members])
     peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
     on_connect(peers)
-    agreed(store, "loaded", api.version, rank=rank, size=size)
+    agree("loaded", api.version)
     if rank == 0:
         store.set("ccl/id", api.unique_id())
     communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)

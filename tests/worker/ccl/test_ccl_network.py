@@ -1,11 +1,13 @@
 """Unique names of hosts, and the address of a host for other hosts; these tests do not need oneCCL."""
 
 import socket
+import time
 
 import psutil
 import pytest
 
-from cpulaunch.worker.ccl.oneccl.network import agreed, check_hosts, own_address, this_host
+from cpulaunch.worker.ccl.oneccl.network import check_hosts, own_address, this_host
+from cpulaunch.worker.ccl.wire.agreement import Agreement
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 
 
@@ -14,6 +16,9 @@ class Store(dict):
 
     def set(self, key, value):
         self[key] = value
+
+    def check(self, keys):
+        return all(key in self for key in keys)
 
     def multi_get(self, keys):
         return [self[key].encode() for key in keys]
@@ -51,5 +56,5 @@ def test_a_problem_of_one_rank_is_the_error_of_all(kind):
     for rank, value in enumerate((lambda: "fine", fails)):
         store = Store({"hosts/0": "fine", "hosts/1": "!rank 1: /dev/shm is too small"})
         with pytest.raises(UnavailableError, match="rank 1: /dev/shm is too small"):
-            agreed(store, "hosts", value, rank=rank, size=2)
+            Agreement(store, rank, 2, time.monotonic()).on("hosts", value)
         assert store["hosts/1"] == "!rank 1: /dev/shm is too small"

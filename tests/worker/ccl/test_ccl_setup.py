@@ -1,11 +1,9 @@
 """Ranks join a group: they verify each other, all agree on a path, and a failure in one is an error in all."""
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
-import socket
 import subprocess
 import sys
 import threading
@@ -31,7 +29,7 @@ from cpulaunch.worker.ccl.argument_checks import split_elements
 from cpulaunch.worker.ccl.backend import CclGroup
 from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
 from cpulaunch.worker.ccl.memory import setup
-from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, load
+from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, bytes_needed, load
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
 from tests.strangers import in_container, in_user_namespace
 
@@ -40,7 +38,6 @@ pytestmark = [
     pytest.mark.skipif(not os.path.isfile(LIBRARY), reason="cpulaunch was installed without a C compiler"),
 ]
 SECONDS = 20.0
-NONCE = ctypes.create_string_buffer(b"n" * setup.NONCE_BYTES, setup.NONCE_BYTES)
 
 
 def joined(size, *, store=None, seconds=SECONDS, before=lambda rank: None):
@@ -71,30 +68,11 @@ def test_ranks_join(size):
         group.close()
 
 
-def test_a_stranger_that_connects_and_says_nothing_delays_no_one():
-    store, strangers = dist.HashStore(), []
-
-    def before(rank):
-        if rank == 1:
-            name = store.get(setup.SOCKET_KEY).decode()
-            for text in (b"", b"x"):
-                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                stranger.connect(f"\0{name}")
-                stranger.send(text) if text else strangers.append(stranger)
-                strangers.append(stranger)
-
-    started = time.monotonic()
-    groups = joined(2, store=store, before=before)
-    assert [type(group) for group in groups] == [SharedGroup] * 2
-    assert time.monotonic() - started < 5
-    for each in (*groups, *strangers):
-        each.close()
-
-
 def as_nobody(lines):
-    """A process of another user that runs these lines, with a socket `s`."""
-    code = f"import os, socket; os.setuid(65534); s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); {lines}"
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """A process of another user that runs these lines."""
+    code = f"import fcntl, os; os.setuid(65534); {lines}"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
 
 
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root to be two users")
@@ -104,56 +82,44 @@ def as_root(test):
     return pytest.mark.root(needs_root(test))
 
 
+LIKE_OURS = (
+    f"fd = os.memfd_create('cpulaunch-ccl', os.MFD_ALLOW_SEALING); os.ftruncate(fd, {bytes_needed(2)}); "
+    f"fcntl.fcntl(fd, fcntl.F_ADD_SEALS, {setup._SEALS}); print(fd, flush=True); input()"
+)
+
+
+def with_first(store, process, descriptor):
+    """Effect: the store says that this process is rank 0 and that the memory is its descriptor."""
+    host = setup._introduced(1, 2, None).split()[0]
+    store.set(f"{setup.KEY}/hosts/0", f"{host} {process} {descriptor}")
+    store.set(f"{setup.KEY}/opened/0", str(descriptor))
+
+
 @as_root
-def test_a_socket_of_another_user_in_the_store_is_not_believed():
-    """Anyone who reaches the store may write to it: the review made rank 1 of root write into any process this way."""
-    name = f"cpulaunch-test-{os.getpid()}"
-    stranger = as_nobody(
-        f"s.bind('\\0{name}'); s.listen(1); print('listens', flush=True); c = s.accept()[0]; print(len(c.recv(100)))"
-    )
-    assert stranger.stdout.readline() == "listens\n"
-    store = dist.HashStore()
-    store.set(setup.SOCKET_KEY, name)
-    with pytest.raises(UnavailableError, match="rank 0 belongs to another user"):
+def test_memory_of_another_user_in_the_store_is_not_believed():
+    """Anyone who reaches the store may write to it."""
+    stranger, store = as_nobody(LIKE_OURS), dist.HashStore()
+    with_first(store, stranger.pid, int(stranger.stdout.readline()))
+    with pytest.raises(UnavailableError, match="the kernel does not permit"):
         setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
-    assert stranger.communicate(timeout=SECONDS)[0] == "0\n", "the stranger was told the rank's address"
+    stranger.communicate("\n")
 
 
-@as_root
-def test_a_rank_of_another_user_is_not_let_in():
+@pytest.mark.parametrize("kind", ["device", "file", "memory of another size", "memory without seals"])
+def test_what_is_no_memory_of_a_group_is_not_used(tmp_path, kind):
+    """Not even opened, unless it may be: to open a device may have an effect."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(bytes_needed(2)))
+    if kind.startswith("memory"):
+        descriptor = os.memfd_create("cpulaunch-ccl", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, bytes_needed(2) + (kind == "memory of another size"))
+    else:
+        descriptor = os.open(os.devnull if kind == "device" else file, os.O_RDWR)
     store = dist.HashStore()
-    told = []
-
-    def before(rank):
-        if rank == 1:
-            name = store.get(setup.SOCKET_KEY).decode()
-            hello = setup.MEMBER.pack(1, os.getpid(), 0, bytes(setup.NONCE_BYTES))
-            stranger = as_nobody(f"s.connect('\\0{name}'); s.send({hello!r}); print(len(s.recv(100)))")
-            told.append(stranger.communicate(timeout=SECONDS)[0])
-
-    groups = joined(2, store=store, before=before)
-    assert told[0] in ("0\n", "")
-    assert [type(group) for group in groups] == [SharedGroup] * 2
-    for group in groups:
-        group.close()
-
-
-@as_root
-def test_connections_of_other_users_are_not_kept():
-    """A late rank may keep rank 0 waiting for half an hour, in which a stranger connects millions of times."""
-    store, kept, name = dist.HashStore(), [], f"cpulaunch-test-{os.getpid()}-kept"
-    again = f"s.close(); s = socket.socket(s.family, s.type); s.connect('\\0{name}')"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, futures.ThreadPoolExecutor() as threads:
-        listener.bind(f"\0{name}")
-        listener.listen(1)
-        stranger = as_nobody(f"[exec({again!r}) for _ in range(100)]; print('connected')")
-        said = threads.submit(stranger.communicate, timeout=SECONDS)
-        said.add_done_callback(lambda _: store.set(setup.VERDICT_KEY, "over"))
-        resources = SimpleNamespace(enter_context=kept.append)
-        with pytest.raises(UnavailableError, match="over"):
-            list(setup._accepted(listener, store, 2, time.monotonic() + SECONDS, resources))
-    assert said.result()[0] == "connected\n"
-    assert kept == []
+    with_first(store, os.getpid(), descriptor)
+    with pytest.raises(UnavailableError, match="the kernel does not permit|Invalid argument"):
+        setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
+    os.close(descriptor)
 
 
 NAMESPACES = {"no number": partial(in_user_namespace, inside=None), "65534": in_container}
@@ -166,7 +132,7 @@ NAMESPACES = {"no number": partial(in_user_namespace, inside=None), "65534": in_
 def test_users_whose_number_strangers_show_share_no_memory(rank, namespace):
     def join():
         store = dist.HashStore()
-        store.set(setup.SOCKET_KEY, "of a stranger")
+        store.set(f"{setup.KEY}/hosts/{1 - rank}", "of a stranger")
         with pytest.raises(UnavailableError, match=f"rank {rank}: users without a number in this user namespace"):
             setup.join_memory(store, rank=rank, size=2, seconds=2)
 
@@ -209,17 +175,14 @@ def test_no_descriptors_for_rank_0_is_a_reason_for_all():
         with contextlib.suppress(OSError):  # Some numbers below the limit may be free.
             while True:
                 os.dup(0)
-        # Rank 1 waits: both are threads of this process, and it has no descriptors for rank 1 either.
-        return [
-            str(result) for result in joined(2, store=store, before=lambda rank: rank and store.get(setup.SOCKET_KEY))
-        ]
+        return [str(result) for result in joined(2, store=store)]
 
     assert forked(ranks) == str(["rank 0: [Errno 24] Too many open files"] * 2)
 
 
-def test_no_socket_of_that_name_means_another_host():
+def test_a_rank_in_another_network_namespace_or_since_another_boot_is_on_another_host():
     store = dist.HashStore()
-    store.set(setup.SOCKET_KEY, "cpulaunch-test-no-such-socket")
+    store.set(f"{setup.KEY}/hosts/0", f"another {os.getpid()} 3")
     with pytest.raises(UnavailableError, match=setup.ELSEWHERE):
         setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
 
@@ -246,19 +209,9 @@ def test_a_rank_that_does_not_create_gloos_group_is_named_as_a_timeout():
         open_gloo(dist.HashStore(), 0, 2, timedelta(seconds=0.05))
 
 
-def test_ranks_that_are_sent_to_the_verdict_find_it(monkeypatch):
-    """A TCPStore without libuv does not wake those who wait for it, so they waited until their timeout."""
-
-    class Store(dist.HashStore):
-        def set(self, key, value):
-            found.append((key, self.check([setup.VERDICT_KEY])))
-            super().set(key, value)
-
-    found = []
+def test_a_missing_library_is_a_reason_for_all(monkeypatch):
     monkeypatch.setattr(setup, "load", lambda: None)
-    with pytest.raises(UnavailableError, match="without a C compiler"):
-        setup.join_memory(Store(), rank=0, size=2, seconds=SECONDS)
-    assert found == [(setup.SOCKET_KEY, True)]
+    assert [str(each) for each in joined(2)] == ["rank 0: cpulaunch was installed without a C compiler"] * 2
 
 
 def test_an_error_is_raised_although_another_thread_waits_for_the_store():
@@ -379,25 +332,6 @@ def test_the_time_that_joining_took_is_not_taken_off_the_timeout():
         group.close()
 
 
-def test_a_stranger_of_the_same_user_with_a_wrong_rank_is_not_let_in():
-    store = dist.HashStore()
-    strangers = []
-
-    def before(rank):
-        if rank == 1:
-            name = store.get(setup.SOCKET_KEY).decode()
-            for number in (0, 2, -1):
-                stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                stranger.connect(f"\0{name}")
-                stranger.send(setup.MEMBER.pack(number, os.getpid(), 0, bytes(setup.NONCE_BYTES)))
-                strangers.append(stranger)
-
-    groups = joined(2, store=store, before=before)
-    assert [type(group) for group in groups] == [SharedGroup] * 2
-    for each in (*groups, *strangers):
-        each.close()
-
-
 def pidfds():
     folder = "/proc/self/fd"
     return sum(
@@ -405,92 +339,29 @@ def pidfds():
     )
 
 
-def joining_by_hand(store, then):
-    """A thread that is rank 1 until it gets the roster, and then calls `then` with its connection to rank 0."""
-
-    def join():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-            connection.connect(f"\0{store.get(setup.SOCKET_KEY).decode()}")
-            connection.send(setup.MEMBER.pack(1, os.getpid(), ctypes.addressof(NONCE), NONCE.raw))
-            connection.recv(1000)
-            then(connection)
-
-    thread = threading.Thread(target=join)
-    thread.start()
-    return thread
-
-
-def test_a_rank_that_exits_after_its_answer_does_not_change_the_verdict():
-    """The others would use the memory, and rank 0 another path, because of "yes"."""
-    store = dist.HashStore()
-    thread = joining_by_hand(store, lambda connection: (connection.shutdown(socket.SHUT_RD), connection.send(b"-")))
-    group = setup.join_memory(store, rank=0, size=2, seconds=SECONDS)
-    thread.join()
-    assert (type(group), store.get(setup.VERDICT_KEY)) == (SharedGroup, setup.YES.encode())
-    group.close()
-
-
-def test_a_set_up_that_fails_late_leaves_no_descriptors():
-    store, before = dist.HashStore(), pidfds()
-    thread = joining_by_hand(store, lambda connection: time.sleep(0.5))
-    with pytest.raises(UnavailableError, match="rank 0: timed out"):
-        setup.join_memory(store, rank=0, size=2, seconds=0.2)
-    thread.join()
+def test_a_rank_that_exits_during_set_up_is_named():
+    store, before, child = dist.HashStore(), pidfds(), os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # It keeps its number.
+    host = setup._introduced(1, 2, None).split()[0]
+    store.set(f"{setup.KEY}/hosts/1", f"{host} {child} -1")
+    with pytest.raises(PeerLostError, match="rank 1 of the group exited during set-up"):
+        setup.join_memory(store, rank=0, size=2, seconds=SECONDS)
+    os.waitpid(child, 0)
     gc.collect()
     assert pidfds() == before
 
 
-def test_a_full_queue_of_connections_delays_a_rank_and_is_no_error():
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        name = f"cpulaunch-test-queue-{os.getpid()}"
-        listener.bind(f"\0{name}")
-        listener.listen(0)
-        strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
-        setup._connect(strangers[0], name, time.monotonic() + SECONDS)
-        with pytest.raises(TimeoutError):
-            setup._connect(strangers[1], name, time.monotonic() + 0.05)
-        threading.Timer(0.1, lambda: listener.accept()[0].close()).start()
-        setup._connect(strangers[1], name, time.monotonic() + SECONDS)
-        for each in strangers:
-            each.close()
-
-
-def test_other_processes_may_read_a_rank_only_while_its_group_is_set_up():
-    """Under Yama a process is readable while it permits that, to all other processes of its user."""
-
-    def permissions():
-        kept, permitted = setup._libc.prctl, []
-        setup._libc.prctl = lambda option, tracer, *rest: permitted.append(tracer.value != 0)
-        try:
-            group = setup.join_memory(dist.HashStore(), rank=0, size=1, seconds=SECONDS)
-            store = dist.HashStore()
-            store.set(setup.SOCKET_KEY, "cpulaunch-test-no-such-socket")
-            with pytest.raises(UnavailableError):
-                setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
-            group.close()
-        finally:
-            setup._libc.prctl = kept
-        return permitted
-
-    assert forked(permissions) == str([True, False] * 2)
-
-
-def test_a_rank_stays_readable_until_all_groups_that_its_threads_set_up_have_joined():
-    """The first one that had joined made the others fail under Yama, which then used gloo."""
-
-    def permissions():
-        kept, permitted, store = setup._libc.prctl, [], dist.HashStore()
-        setup._libc.prctl = lambda option, tracer, *rest: permitted.append(tracer.value != 0)
-        try:
-            with futures.ThreadPoolExecutor() as threads:
-                waiting = threads.submit(setup.join_memory, store, rank=0, size=2, seconds=SECONDS)
-                store.get(setup.SOCKET_KEY)
-                setup.join_memory(dist.HashStore(), rank=0, size=1, seconds=SECONDS).close()
-                meanwhile = list(permitted)
-                setup.join_memory(store, rank=1, size=2, seconds=SECONDS).close()
-                waiting.result().close()
-        finally:
-            setup._libc.prctl = kept
-        return meanwhile, permitted[-1]
-
-    assert forked(permissions) == str(([True] * 2, False))
+def test_a_process_that_has_not_opened_the_memory_is_no_rank():
+    """Its number may be that of a process in another namespace."""
+    store, before, child = dist.HashStore(), pidfds(), subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    host = setup._introduced(1, 2, None).split()[0]
+    store.set(f"{setup.KEY}/hosts/1", f"{host} {child.pid} -1")
+    store.set(f"{setup.KEY}/opened/1", "0")
+    store.set(f"{setup.KEY}/verified/1", "")
+    with pytest.raises(UnavailableError, match="the kernel does not permit"):
+        setup.join_memory(store, rank=0, size=2, seconds=SECONDS)
+    child.communicate()
+    gc.collect()
+    assert pidfds() == before

@@ -148,7 +148,8 @@ def _payload_offset(size: int, rank: int, parity: int) -> int:
     return before + (2 * rank + parity) * (-(-payload_bytes(size) // mmap.PAGESIZE) * mmap.PAGESIZE)
 
 
-def _close_all(descriptors: Sequence[int]) -> None:
+def close_all(descriptors: Sequence[int]) -> None:
+    """Effect: closes the descriptors."""
     for descriptor in descriptors:
         with suppress(OSError):  # -1, or one that the program has closed, as daemons do.
             os.close(descriptor)
@@ -166,7 +167,7 @@ class SharedGroup:
             raise OSError("the compiled library is missing")
         self.rank, self.size, self.functions = rank, size, functions
         self.processes, self._owner = list(processes), os.getpid()
-        self._close_pidfds = weakref.finalize(self, _close_all, list(pidfds))
+        self._close_pidfds = weakref.finalize(self, close_all, list(pidfds))
         self._close_pidfds.atexit = False
         anchor = ctypes.c_char.from_buffer(memory)
         start = ctypes.addressof(anchor)

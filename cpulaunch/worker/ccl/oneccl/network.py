@@ -10,30 +10,11 @@ from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
-PROBLEM = "!"
-"""First character of a value in the store that says why a rank cannot join the others."""
 DEFAULT_ROUTE_ADDRESS = "192.0.2.1"
 """An address that no machine has, so packets to it take the default route. Source: RFC 5737, TEST-NET-1."""
-
-
-def agreed(store: Any, key: str, value: Callable[[], str], *, rank: int, size: int) -> list[str]:
-    """The values of all ranks: what `value` returns in each. Effect: waits for all; sets the store's keys KEY/RANK.
-
-    Raises: UnavailableError, in all ranks, if `value` raises OSError or CclError in one of them.
-    """
-    try:
-        mine = value()
-    except (OSError, CclError) as error:
-        mine = f"{PROBLEM}rank {rank}: {error}"
-    store.set(f"{key}/{rank}", mine)
-    values: list[str] = [each.decode() for each in store.multi_get([f"{key}/{other}" for other in range(size)])]
-    for each in values:
-        if each.startswith(PROBLEM):
-            raise UnavailableError(each.removeprefix(PROBLEM))
-    return values
 
 
 def this_host() -> str:
