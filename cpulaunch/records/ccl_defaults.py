@@ -20,6 +20,8 @@ class CclDefault:
 
 DEFAULTS = (
     CclDefault("CCL_PLUGIN", "ONECCL_LEGACY_CPU", "oneCCL's implementation for CPU memory"),
+    CclDefault("CCL_ATL_TRANSPORT", "ofi", "libfabric between hosts, which needs no MPI"),
+    CclDefault("FI_PROVIDER", "tcp", "works on every network; a fabric's own provider is faster"),
     CclDefault("CCL_ATL_SHM", "1", "ranks on one host exchange data through /dev/shm"),
     CclDefault("CCL_WORKER_OFFLOAD", "0", "oneCCL's own thread would spin on a rank's cores (see --ccl-workers)"),
     CclDefault("CCL_LOG_LEVEL", "error", "oneCCL logs errors only"),
@@ -33,13 +35,6 @@ DEFAULTS = (
 Source: oneCCL, environment variables. On two cores, oneCCL's own thread makes small messages 1,000 times slower.
 The last two are for psm and psm2, which libfabric tries to load.
 """
-_OVER_TCP = (
-    CclDefault("CCL_ATL_TRANSPORT", "ofi", "libfabric between hosts, which needs no MPI"),
-    CclDefault("FI_PROVIDER", "tcp", "works on every network; a fabric's own provider is faster"),
-)
-_OVER_MPI = (
-    CclDefault("CCL_ATL_TRANSPORT", "mpi", "Intel MPI's launcher started the ranks, so its library connects them"),
-)
 TORCH_VARIABLES = {"CCL_LOCAL_RANK": "LOCAL_RANK", "CCL_LOCAL_SIZE": "LOCAL_WORLD_SIZE"}
 """oneCCL's variables for this host's ranks, and the variable of torch's launchers with the value."""
 
@@ -53,19 +48,7 @@ MEMORY_LIBRARY_VERSION = 4
 """Version of the library's interface; a library of another version (after an update in place) is not used."""
 
 
-def transport(environ: Mapping[str, str], *, rank: str, world_size: str) -> tuple[CclDefault, ...]:
-    """The default variables of the transport between hosts.
-
-    The transport is MPI if Intel MPI's launcher started this very rank; ranks of a launch that mpiexec started once
-    all inherit the variables of one MPI rank. Source: Intel MPI, Developer Reference (I_MPI_*); PMI-1 (PMI_*).
-    """
-    mpi_rank = environ.get("PMI_RANK"), environ.get("PMI_SIZE")
-    is_mpi = "I_MPI_HYDRA_UUID" in environ and mpi_rank == (rank, world_size)
-    transport_name = environ.get("CCL_ATL_TRANSPORT", "mpi" if is_mpi else "ofi")
-    return _OVER_MPI if transport_name == "mpi" else _OVER_TCP
-
-
-def network(environ: Mapping[str, str], transport: tuple[CclDefault, ...], interfaces: str) -> tuple[CclDefault, ...]:
+def network(environ: Mapping[str, str], interfaces: str) -> tuple[CclDefault, ...]:
     """The default variables of oneCCL's network interfaces, which are given with commas; empty if none are given.
 
     By default oneCCL takes the first interface by name, even a container bridge, and fails if there is only the
@@ -74,6 +57,6 @@ def network(environ: Mapping[str, str], transport: tuple[CclDefault, ...], inter
     if not interfaces:
         return ()
     store = CclDefault("CCL_KVS_IFACE", interfaces.split(",")[0], "interface on which rank 0 listens, same as gloo's")
-    provider = environ.get("FI_PROVIDER", "tcp" if transport == _OVER_TCP else "")
+    provider = environ.get("FI_PROVIDER", "tcp")
     data = CclDefault("CCL_MNIC_NAME", interfaces, "interface for oneCCL's data, same as gloo's")
     return (store, data) if provider in ("tcp", "sockets") else (store,)

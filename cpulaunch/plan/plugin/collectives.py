@@ -14,12 +14,12 @@ from cpulaunch.plan.plugin.ccl_workers import (
 )
 from cpulaunch.plan.plugin.checks import Collectives, TorchChoices
 from cpulaunch.plan.variables.resolve import per_worker
-from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, CclDefault, network, transport
+from cpulaunch.records.ccl_defaults import DEFAULTS, GLOO_INTERFACE, PATH_VARIABLE, CclDefault, network
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import Host
 from cpulaunch.records.plan import JobPlan, Note, VariableRequest
 from cpulaunch.records.record import record, replace
-from cpulaunch.records.request import LaunchRequest, SchedulerRank, setting_source
+from cpulaunch.records.request import LaunchRequest, setting_source
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -200,20 +200,15 @@ def _variable_requests(
     if request.settings.ccl_path == "memory":  # The backend itself uses the threads' CPUs; oneCCL is not loaded.
         kept = tuple(variable for variable in threads if variable.name != "CCL_WORKER_OFFLOAD")
         return (*path, *kept, *(_local_rank_variables(job) if kept else ()))
-    rows = (*DEFAULTS, *_between_hosts(request, job.scheduled_rank, workers.variable_requests))
+    rows = (*DEFAULTS, *_network(request, workers.variable_requests))
     defaults = (VariableRequest(name=row.name, value=row.value, origin="default", reason=row.reason) for row in rows)
     return (*path, *threads, *_local_rank_variables(job), *defaults)
 
 
-def _between_hosts(
-    request: LaunchRequest, rank: SchedulerRank | None, planned: tuple[VariableRequest, ...]
-) -> tuple[CclDefault, ...]:
-    """The transport between hosts, and its network interface: the one gloo uses, also if the user chose that."""
-    environ = request.environ
-    identity = ("", "") if rank is None else (str(rank.rank), str(rank.world_size))
-    rows = transport(environ, rank=identity[0], world_size=identity[1])
+def _network(request: LaunchRequest, planned: tuple[VariableRequest, ...]) -> tuple[CclDefault, ...]:
+    """The network interface between hosts: the one gloo uses, also if the user chose that."""
     interface = next((variable.value for variable in planned if variable.name == GLOO_INTERFACE), None)
-    return (*rows, *network(environ, rows, environ.get(GLOO_INTERFACE) or interface or ""))
+    return network(request.environ, request.environ.get(GLOO_INTERFACE) or interface or "")
 
 
 def _path(request: LaunchRequest, *, workers: bool) -> tuple[VariableRequest, ...]:

@@ -8,7 +8,6 @@ that group is kept until the process exits: without it, oneCCL would start again
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -25,13 +24,12 @@ from cpulaunch.worker.ccl.delegate import FAILURE_KEY, mention
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
 from cpulaunch.worker.ccl.oneccl import api
-from cpulaunch.worker.ccl.oneccl.library import TRANSPORT, folder
+from cpulaunch.worker.ccl.oneccl.library import folder
 from cpulaunch.worker.ccl.oneccl.network import check_hosts, own_address, this_host
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peers import PeerConnections
 from cpulaunch.worker.ccl.wire.agreement import Agreement
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
-from cpulaunch.worker.ccl.works.executor import drain_first
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,14 +134,9 @@ def join_oneccl(
     check_hosts([host for *_, host in members])
     peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
     on_connect(peers)
-    agree("loaded", api.version)
-    if rank == 0:
-        store.set("ccl/id", api.unique_id())
-    communicator = api.Communicator(store.get("ccl/id"), rank=rank, size=size)
+    identity, *_ = agree("identity", lambda: api.version() if rank else api.unique_id().hex())  # Either loads oneCCL.
+    communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
     ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
-    if os.environ.get(TRANSPORT) == "mpi":  # An exiting rank waits in MPI_Finalize; the others must not wait for it.
-        atexit.register(ops.path.leave)
-        drain_first()
     if spans_program(size):
         _unlink_shared_memory(ops, size)
     return ops
@@ -183,7 +176,6 @@ def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
 
 def leave(ops: CollectiveOps) -> None:
     """Effect: this rank leaves the group, and frees its resources unless they are kept. Raises: CclError."""
-    atexit.unregister(ops.path.leave)
     ops.path.leave()
     if ops not in _kept:
         ops.path.close()

@@ -110,15 +110,6 @@ def test_a_scheduled_rank_gets_its_local_rank_and_affinity() -> None:
     assert worker.cpus == frozenset((4, 5, 6))
 
 
-def test_ranks_of_intel_mpi_use_mpi_between_hosts() -> None:
-    scheduled_rank = SchedulerRank(rank=3, world_size=4, local_rank=1, local_world_size=2, host_rank=1)
-    mpi = {"I_MPI_HYDRA_UUID": "x", "PMI_RANK": "3", "PMI_SIZE": "4"}
-    flags = "--nnodes 2 --master-addr a --dist-backend ccl"
-    made = make_plan(TWO, replace(request_of(flags, environ=mpi), scheduled_rank=scheduled_rank))
-    assert env(made)["CCL_ATL_TRANSPORT"] == "mpi"
-    assert env(plan(TWO, f"{RANKS} {flags}"))["CCL_ATL_TRANSPORT"] == "ofi"
-
-
 def test_a_single_process_gets_the_backend_for_ranks_it_starts_itself() -> None:
     made = plan(TWO, "--dist-backend ccl")
     assert (made.mode, settings_of(made).dist_backend, ccl(made)) == ("single", "ccl", {})

@@ -4,11 +4,9 @@ Every rank prints a JSON line: its losses over each backend, and how the first b
 """
 
 import argparse
-import ctypes
 import json
 import os
 import signal
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,15 +43,6 @@ def received_bytes(tensor):
     return int(RECEIVED.read_text()) - before if RECEIVED.exists() else 0
 
 
-def has_mpi():
-    """Whether this process has started MPI."""
-    paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libmpi.so" in line}
-    flag = ctypes.c_int()
-    for path in paths:
-        ctypes.CDLL(path, mode=os.RTLD_NOLOAD).MPI_Initialized(ctypes.byref(flag))
-    return bool(flag)
-
-
 def raises():
     if dist.get_rank() == 1:
         raise ValueError("this rank's own mistake")
@@ -66,16 +55,6 @@ def dies():
     dist.all_reduce(torch.ones(4))
 
 
-def stays():
-    """Rank 0 exits without destroying the group, while rank 1 waits until the test opens the gate."""
-    if dist.get_rank() == 0:
-        sys.exit(0)
-    print("alone", flush=True)
-    Path(os.environ["CPULAUNCH_TEST_GATE"]).read_text()
-    print("done", flush=True)
-    sys.exit(0)
-
-
 def report(backends):
     """The results of this rank."""
     tensor = torch.full((1 << 18,), float(dist.get_rank()))
@@ -86,7 +65,6 @@ def report(backends):
         "received": received,
         "sum": tensor.unique().tolist(),
         "losses": {name: losses(group) for name, group in zip(backends, groups, strict=True)},
-        "mpi": has_mpi(),
     }
 
 

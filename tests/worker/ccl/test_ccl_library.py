@@ -37,25 +37,15 @@ def test_local_ranks_come_from_the_launch(environ, expected):
     assert {name: value for name, value in settings(environ).items() if name.startswith("CCL_LOCAL")} == expected
 
 
-RANK = {"RANK": "1", "WORLD_SIZE": "2"}
-INTEL_MPI = {"I_MPI_HYDRA_UUID": "36010000", "PMI_RANK": "1", "PMI_SIZE": "2"}
-
-
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        (RANK, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
-        (RANK | INTEL_MPI, {"CCL_ATL_TRANSPORT": "mpi"}),
-        # One process under mpiexec that started several ranks.
-        (RANK | INTEL_MPI | {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
-        # Another launcher that speaks PMI, such as Slurm's.
-        (RANK | {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
-        (RANK | INTEL_MPI | {"CCL_ATL_TRANSPORT": "ofi"}, {"FI_PROVIDER": "tcp"}),
-        (RANK | {"CCL_ATL_TRANSPORT": "mpi"}, {}),
-        (RANK | {"FI_PROVIDER": "verbs"}, {"CCL_ATL_TRANSPORT": "ofi"}),
+        ({}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        ({"I_MPI_HYDRA_UUID": "3", "PMI_RANK": "1"}, {"CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}),
+        ({"FI_PROVIDER": "verbs"}, {"CCL_ATL_TRANSPORT": "ofi"}),
     ],
 )
-def test_the_transport_is_mpi_if_intel_mpi_started_the_ranks(environ, expected):
+def test_the_transport_is_tcp_unless_the_user_chooses_a_fabric(environ, expected):
     names = ("CCL_ATL_TRANSPORT", "FI_PROVIDER")
     assert {name: value for name, value in settings(environ).items() if name in names} == expected
 
@@ -66,7 +56,6 @@ def test_the_transport_is_mpi_if_intel_mpi_started_the_ranks(environ, expected):
         ({"GLOO_SOCKET_IFNAME": "ib0,eth0"}, {"CCL_KVS_IFACE": "ib0", "CCL_MNIC_NAME": "ib0,eth0"}),
         ({"GLOO_SOCKET_IFNAME": "ib0", "CCL_KVS_IFACE": "eth0"}, {"CCL_MNIC_NAME": "ib0"}),
         ({"GLOO_SOCKET_IFNAME": "ib0", "FI_PROVIDER": "verbs"}, {"CCL_KVS_IFACE": "ib0"}),
-        ({"GLOO_SOCKET_IFNAME": "ib0", "CCL_ATL_TRANSPORT": "mpi"}, {"CCL_KVS_IFACE": "ib0"}),
         ({"MASTER_ADDR": "127.0.0.1"}, {"CCL_KVS_IFACE": "lo", "CCL_MNIC_NAME": "lo"}),
         ({"MASTER_ADDR": "no.such.host.invalid", "WORLD_SIZE": "2"}, {}),
         ({}, {}),
@@ -84,26 +73,16 @@ def with_files(root, *files):
     return root
 
 
-def library_variables(environ, libraries):
-    names = ("CCL_OFI_LIBRARY_PATH", "FI_PROVIDER_PATH", "CCL_MPI_LIBRARY_PATH", "I_MPI_ROOT")
-    return {name: value for name, value in settings(environ, libraries).items() if name in names}
+def test_libfabric_of_the_same_folder_is_used_unless_an_intel_mpi_has_its_own(tmp_path):
+    lib = with_files(tmp_path, "lib/libfabric.so.1") / "lib"
 
+    def chosen(**environ):
+        names = ("CCL_OFI_LIBRARY_PATH", "FI_PROVIDER_PATH")
+        return {name: value for name, value in settings(environ, lib).items() if name in names}
 
-def test_libfabric_and_mpi_of_the_same_folder_are_used(tmp_path):
-    lib = with_files(tmp_path, "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
-    fabric = {"CCL_OFI_LIBRARY_PATH": f"{lib}/libfabric.so.1", "FI_PROVIDER_PATH": str(lib)}
-    assert library_variables({}, lib) == fabric
-    mpi = {"CCL_MPI_LIBRARY_PATH": f"{lib}/libmpi.so.12", "I_MPI_ROOT": str(tmp_path)}
-    assert library_variables(RANK | INTEL_MPI, lib) == fabric | mpi
-    assert library_variables({"I_MPI_OFI_LIBRARY": "/opt/libfabric.so"}, lib) == {"FI_PROVIDER_PATH": str(lib)}
-
-
-def test_an_installed_intel_mpi_uses_its_own_libfabric(tmp_path):
-    lib = with_files(tmp_path / "venv", "lib/libfabric.so.1", "lib/libmpi.so.12") / "lib"
-    own = with_files(tmp_path / "mpi", "lib/release/libmpi.so.12")
-    environ = RANK | INTEL_MPI | {"I_MPI_ROOT": str(own)}
-    assert library_variables(environ, lib) == {"CCL_MPI_LIBRARY_PATH": f"{own}/lib/release/libmpi.so.12"}
-    assert library_variables(environ | {"CCL_ATL_TRANSPORT": "ofi"}, lib) == {}
+    assert chosen() == {"CCL_OFI_LIBRARY_PATH": f"{lib}/libfabric.so.1", "FI_PROVIDER_PATH": str(lib)}
+    assert chosen(I_MPI_OFI_LIBRARY="/opt/libfabric.so") == {"FI_PROVIDER_PATH": str(lib)}
+    assert chosen(I_MPI_ROOT="/opt/mpi") == {}
 
 
 def test_the_error_for_a_missing_library_names_the_package(tmp_path):

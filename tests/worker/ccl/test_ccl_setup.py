@@ -117,7 +117,7 @@ def test_what_is_no_memory_of_a_group_is_not_used(tmp_path, kind):
         descriptor = os.open(os.devnull if kind == "device" else file, os.O_RDWR)
     store = dist.HashStore()
     with_first(store, os.getpid(), descriptor)
-    with pytest.raises(UnavailableError, match="the kernel does not permit|Invalid argument"):
+    with pytest.raises(UnavailableError, match=r"the kernel does not permit|Invalid argument"):
         setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
     os.close(descriptor)
 

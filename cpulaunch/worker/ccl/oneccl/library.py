@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 
-from cpulaunch.records.ccl_defaults import DEFAULTS, TORCH_VARIABLES, network, transport
-from cpulaunch.worker.ccl.oneccl import mpi
+from cpulaunch.records.ccl_defaults import DEFAULTS, TORCH_VARIABLES, network
 from cpulaunch.worker.ccl.oneccl.network import interfaces
 from cpulaunch.worker.ccl.wire.errors import CclError
 
@@ -32,40 +31,26 @@ NEEDED = (
 )
 """The engine's dependencies. If a version of oneCCL needs others, the error names them."""
 
-TRANSPORT = "CCL_ATL_TRANSPORT"
-FABRIC, MPI = "libfabric.so.1", "libmpi.so.12"
-"""Libraries that oneCCL opens by name; pip installs them, and the providers of libfabric, in oneCCL's folder."""
+FABRIC = "libfabric.so.1"
+"""A library that oneCCL opens by name; pip installs it, and its providers, in oneCCL's folder."""
 
 HINT = "hint: pip install 'cpulaunch[ccl]', or use gloo"
 
 
 def settings(environ: Mapping[str, str], libraries: str) -> dict[str, str]:
-    """Environment variables for oneCCL that `environ` does not set. `libraries` is the folder of its libraries."""
-    known = {name: environ[source] for name, source in TORCH_VARIABLES.items() if source in environ}
-    if len(known) < len(TORCH_VARIABLES):
-        known = {}  # With only one of them oneCCL determines both itself, and warns.
-    between = transport(environ, rank=environ.get("RANK", ""), world_size=environ.get("WORLD_SIZE", ""))
-    rows = (*DEFAULTS, *between, *network(environ, between, interfaces(environ)))
-    found = {row.name: row.value for row in rows} | known
-    found |= _library_paths(environ, libraries, is_mpi=found[TRANSPORT] == "mpi")
-    return {name: value for name, value in found.items() if name not in environ}
-
-
-def _library_paths(environ: Mapping[str, str], libraries: str, *, is_mpi: bool) -> dict[str, str]:
-    """Variables with the paths of the libfabric and MPI that came with oneCCL.
+    """Environment variables for oneCCL that `environ` does not set. `libraries` is the folder of its libraries.
 
     An MPI that the user installed (I_MPI_ROOT) has its own libfabric.
     """
-    root = environ.get("I_MPI_ROOT")
-    if root is not None:
-        own = [path for folder in ("lib", "lib/release") if os.path.exists(path := os.path.join(root, folder, MPI))]
-        return {"CCL_MPI_LIBRARY_PATH": own[0]} if is_mpi and own else {}
-    paths = {"FI_PROVIDER_PATH": libraries}
-    if "I_MPI_OFI_LIBRARY" not in environ and os.path.exists(os.path.join(libraries, FABRIC)):
-        paths["CCL_OFI_LIBRARY_PATH"] = os.path.join(libraries, FABRIC)
-    if is_mpi and os.path.exists(os.path.join(libraries, MPI)):
-        paths |= {"I_MPI_ROOT": os.path.dirname(libraries), "CCL_MPI_LIBRARY_PATH": os.path.join(libraries, MPI)}
-    return paths
+    known = {name: environ[source] for name, source in TORCH_VARIABLES.items() if source in environ}
+    if len(known) < len(TORCH_VARIABLES):
+        known = {}  # With only one of them oneCCL determines both itself, and warns.
+    found = {row.name: row.value for row in (*DEFAULTS, *network(environ, interfaces(environ)))} | known
+    if "I_MPI_ROOT" not in environ:
+        found["FI_PROVIDER_PATH"], fabric = libraries, os.path.join(libraries, FABRIC)
+        if "I_MPI_OFI_LIBRARY" not in environ and os.path.exists(fabric):
+            found["CCL_OFI_LIBRARY_PATH"] = fabric
+    return {name: value for name, value in found.items() if name not in environ}
 
 
 def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
@@ -93,8 +78,6 @@ def load() -> ctypes.CDLL:
     needed = [path for name in NEEDED if os.path.exists(path := os.path.join(libraries, name))]
     for paths in ([api], needed, [engine], [plugin]):
         open_all(paths)
-    if os.environ[TRANSPORT] == "mpi":
-        mpi.finalize_at_exit(os.environ.get("CCL_MPI_LIBRARY_PATH", MPI))
     return ctypes.CDLL(api)
 
 

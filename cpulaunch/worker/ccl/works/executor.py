@@ -274,12 +274,6 @@ def _drain_all() -> None:
             executor.drain()
 
 
-def drain_first() -> None:
-    """Effect: the handlers of atexit registered so far run after the works."""
-    atexit.unregister(_drain_all)
-    atexit.register(_drain_all)
-
-
 class GroupQueue:
     """A group's collectives, in the order of their calls. `broken` is the error that made the group unusable, or None.
 
