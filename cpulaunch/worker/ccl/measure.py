@@ -44,15 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     launcher, cpu_lists, sizes = arguments
     signal.signal(signal.SIGTERM, _exit_on_signal)
     end_with(int(launcher), signal.SIGTERM)
-    import torch  # noqa: F401 - imported once, before the ranks are forked
+    from torch.distributed import TCPStore  # Imported once, before the ranks are forked.
 
     cpus = [parse_cpulist(cpu_list) for cpu_list in cpu_lists.split(";")]
-    read, write = os.pipe()
+    store = on_loopback(TCPStore)("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     ranks: set[int] = set()
     since = time.time()
     try:
         for rank in range(len(cpus)):
-            ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], port_pipe=(read, write)))
+            ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], port=store.port))
         return wait_for(ranks, since=since)
     finally:
         _kill(ranks)
@@ -97,7 +97,7 @@ def _kill(ranks: set[int]) -> None:
         os.kill(rank, signal.SIGKILL)
 
 
-def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, port_pipe: tuple[int, int]) -> int:
+def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *, port: int) -> int:
     """The process id of a forked rank, which measures, writes the result if it is rank 0, and exits."""
     parent = os.getpid()
     pid = os.fork()
@@ -109,7 +109,7 @@ def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *
         end_with(parent, signal.SIGKILL)
         if cpus[rank]:
             os.sched_setaffinity(0, cpus[rank])
-        times = _measure(rank, len(cpus), sizes, port_pipe=port_pipe)
+        times = _measure(rank, len(cpus), sizes, port=port)
         if rank == 0:
             _write_result({"times": times})
         code = 0
@@ -123,9 +123,7 @@ def _write_result(result: dict[str, Any]) -> None:
     os.write(1, (json.dumps(result) + "\n").encode())
 
 
-def _measure(
-    rank: int, size: int, sizes: Sequence[int], *, port_pipe: tuple[int, int]
-) -> list[tuple[int, float, float]]:
+def _measure(rank: int, size: int, sizes: Sequence[int], *, port: int) -> list[tuple[int, float, float]]:
     """For each size in bytes: the size, and the median seconds of an all-reduce over gloo and over ccl."""
     import torch
     import torch.distributed as dist
@@ -136,27 +134,13 @@ def _measure(
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(CCL_LOCAL_RANK=str(rank), CCL_LOCAL_SIZE=str(size))
-    store = _rendezvous(rank, size, port_pipe)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     register_best(TorchSettings())
     groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=TIMEOUT))
     measured = [(count, *_compare(groups, count, BUDGET_SECONDS / len(sizes))) for count in sizes]
     dist.barrier()
     return measured
-
-
-def _rendezvous(rank: int, size: int, port_pipe: tuple[int, int]) -> Any:
-    """The ranks' store. Rank 0 runs its server and sends the port to the others through the pipe."""
-    from torch.distributed import TCPStore
-
-    read, write = port_pipe
-    if rank == 0:
-        store = on_loopback(TCPStore)("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        os.write(write, store.port.to_bytes(2, "little") * (size - 1))
-        return store
-    os.close(write)
-    port = int.from_bytes(os.read(read, 2), "little")
-    return TCPStore("127.0.0.1", port, size, is_master=False, timeout=TIMEOUT)
 
 
 def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float, float]:

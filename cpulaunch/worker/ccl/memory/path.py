@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from cpulaunch.worker.ccl.wire.reductions import Reduction
 
 
+HOW_LOST = {LEFT: "left the group", EXITED: "exited before it reached this collective"}
+
+
 class MemoryPath:
     """A rank's collectives through memory that the ranks of its host share.
 
@@ -114,34 +117,29 @@ class MemoryPath:
             raise self._error(outcome)
 
     def _error(self, outcome: int) -> CclError:
+        if outcome == ABORTED:
+            return CclError("the group was aborted")
         failed = self._operation.failed_rank
-        who = f"rank {failed} of the group (process {self._group.processes[failed]})"
+        if outcome in HOW_LOST:
+            return PeerLostError(
+                f"rank {failed} of the group (process {self._group.processes[failed]}) {HOW_LOST[outcome]}"
+            )
         if outcome == LATE:
             return PeerLostError(
                 f"rank {failed} of the group did not reach this collective within {self._group.seconds:.0f} s: "
                 "the collective timed out (the timeout is that of the group or of the call)"
             )
-        if outcome == LEFT:
-            return PeerLostError(f"{who} left the group")
-        if outcome == EXITED:
-            return PeerLostError(f"{who} exited before it reached this collective")
-        if outcome == ABORTED:
-            return CclError("the group was aborted")
-        return self._disagreement(outcome)
-
-    def _disagreement(self, outcome: int) -> RanksDisagreeError:
-        failed, other, parity = self._operation.failed_rank, self._operation.other_rank, self._operation.parity
+        parity = self._operation.parity
         if outcome == UNEVEN:
+            other = self._operation.other_rank
             sent = self._group.splits(failed, parity)[other]
             expected = self._group.splits(other, parity)[self._size + failed]
             text = f"rank {failed} has {sent} bytes for rank {other}, which expects {expected}"
         else:
-            mine, theirs = (self._announced_call(rank, parity) for rank in (self._rank, failed))
-            text = f"rank {self._rank} calls {describe_call(mine)}, rank {failed} calls {describe_call(theirs)}"
+            calls = [bytes(self._group.slot(rank).announcements[parity]) for rank in (self._rank, failed)]
+            mine, theirs = map(describe_call, calls)
+            text = f"rank {self._rank} calls {mine}, rank {failed} calls {theirs}"
         return RanksDisagreeError(f"the ranks' collectives do not match: {text}")
-
-    def _announced_call(self, rank: int, parity: int) -> bytes:
-        return bytes(self._group.slot(rank).announcements[parity])
 
     def _native(self, reduction: Reduction) -> Any:
         """A pointer to the reduction as the library knows it."""
