@@ -12,6 +12,7 @@ import sys
 from functools import partial, wraps
 from importlib.util import find_spec
 
+from cpulaunch.records.ccl_defaults import PATH_VARIABLE
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import warned
 
@@ -26,6 +27,7 @@ DEFAULT = "undefined"
 """torch's name for the backend of a program that names none."""
 BINDINGS = "oneccl_bindings_for_pytorch"
 """Intel's own backend "ccl", for torch 2.8 and older."""
+MACHINE = ("linux", "x86_64")
 _C10D = "torch.distributed.distributed_c10d"
 
 
@@ -46,11 +48,9 @@ def _creator() -> Any:
     What a group needs is imported now: a rank whose import fails while a group is set up would leave the others
     waiting.
     """
-    from cpulaunch.worker.ccl import availability
-
     machine = sys.platform, platform.machine()
-    if machine != availability.MACHINE:
-        return lambda *_: availability.check_machine(*machine)
+    if machine != MACHINE:
+        return lambda *_: check_machine(*machine)
     from cpulaunch.worker.ccl.backend import CclGroup
     from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
 
@@ -96,11 +96,26 @@ def announce(chosen: str | None = None) -> None:
         setattr(package, AVAILABLE, lambda: chosen == GLOO or is_available())
 
 
-def is_available() -> bool:
-    """Whether a process group over ccl is available: of Intel's bindings or of this package."""
-    from cpulaunch.worker.ccl import availability
+def check_machine(system: str, architecture: str) -> None:
+    """Raises: CclError unless this is x86-64 Linux, which oneCCL and the compiled library need."""
+    from cpulaunch.worker.ccl.wire.errors import CclError
 
-    return find_spec(BINDINGS) is not None or availability.is_available(os.environ)
+    if (system, architecture) != MACHINE:
+        raise CclError(f"the ccl backend supports x86-64 Linux only, not {architecture} {system}\nhint: use gloo")
+
+
+def is_available() -> bool:
+    """Whether a process group over ccl is available: of Intel's bindings, or of this package over the requested path.
+
+    As far as one process can determine without the others.
+    """
+    from cpulaunch.worker.ccl.oneccl.library import is_installed
+
+    if find_spec(BINDINGS) is not None:
+        return True
+    if (sys.platform, platform.machine()) != MACHINE:
+        return False
+    return os.environ.get(PATH_VARIABLE) != "oneccl" or is_installed()
 
 
 def register_best(settings: TorchSettings) -> None:

@@ -5,16 +5,19 @@ import sys
 import pytest
 from ccl_ranks import LIBRARY
 
-from cpulaunch.worker.ccl.availability import has_oneccl, is_available
+from cpulaunch.worker.ccl.oneccl.library import is_installed
+from cpulaunch.worker.ccl.registration import is_available
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the backend ccl is for Linux")
 
 
-def test_has_oneccl_if_it_is_installed():
-    assert has_oneccl() is (LIBRARY is not None)
+def test_oneccl_is_found_if_it_is_installed():
+    assert is_installed() is (LIBRARY is not None)
 
 
-def test_availability_follows_the_requested_path():
-    found = {path: is_available({"CPULAUNCH_CCL_PATH": path}) for path in ("auto", "memory", "oneccl")}
-    assert found == {"auto": True, "memory": True, "oneccl": has_oneccl()}
-    assert is_available({})
+@pytest.mark.parametrize(
+    ("path", "expected"), [("auto", True), ("memory", True), ("oneccl", is_installed()), ("", True)]
+)
+def test_availability_follows_the_requested_path(monkeypatch, path, expected):
+    monkeypatch.setenv("CPULAUNCH_CCL_PATH", path)
+    assert is_available() is expected

@@ -15,7 +15,7 @@ if find_spec("torch") is None:
 
 import torch
 
-from cpulaunch.worker.ccl.availability import check_machine
+from cpulaunch.worker.ccl.registration import check_machine
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
 from cpulaunch.worker.ccl.works.executor import Executor, GroupQueue

@@ -69,6 +69,14 @@ def folder(package: str = DISTRIBUTION, prefix: str = sys.prefix) -> str:
     raise CclError(f"oneCCL is not installed: no {API} in {prefix}/lib or in a package named {package}\n{HINT}")
 
 
+def is_installed() -> bool:
+    """Whether oneCCL, with its C API, is installed."""
+    try:
+        return bool(folder())
+    except CclError:
+        return False
+
+
 @cache
 def load() -> ctypes.CDLL:
     """oneCCL's C API. Effect: adds its settings to the environment. Raises: CclError if loading fails."""
