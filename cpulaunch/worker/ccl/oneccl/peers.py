@@ -132,11 +132,6 @@ class PeerConnections:
 
     leave = close
 
-    def close_in_child(self) -> None:
-        """Effect: as `close`, in a forked child, where no thread is left to release a held lock."""
-        self._lock = threading.Lock()
-        self.close()
-
 
 def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -158,9 +153,10 @@ _open: weakref.WeakSet[PeerConnections] = weakref.WeakSet()
 
 
 def _close_all() -> None:
+    """Effect: closes all in a forked child, which must not keep them open if it outlives its rank."""
     for connections in list(_open):
-        connections.close_in_child()
+        connections._lock = threading.Lock()  # No thread is left to release a held one.
+        connections.close()
 
 
-# A child that outlives its rank must not keep the connections of that rank open.
 os.register_at_fork(after_in_child=_close_all)
