@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define VERSION 4 /* of the interface between library.py and this file: increment it with every change */
+#define VERSION 5 /* of the interface between library.py and this file: increment it with every change */
 
 struct call { /* a packed call, which the ranks of a group compare */
     uint64_t words[2];
@@ -137,7 +137,6 @@ static inline uint16_t float_to_half(float value) { /* round to nearest, ties to
 }
 
 #define SAME(value) (value)
-#define TRUTH(value) ((value) != 0) /* in torch every byte but 0 is true */
 #define SUM(a, b) ((a) + (b))
 #define PROD(a, b) ((a) * (b))
 /* NaN propagates, as in torch.maximum and torch.minimum; as there, 0.0 and -0.0 count as equal. */
@@ -180,7 +179,6 @@ ARITHMETIC(float32, float, float, SAME, SAME)
 ARITHMETIC(float64, double, double, SAME, SAME)
 ARITHMETIC(bfloat16, uint16_t, float, widened, narrowed)
 ARITHMETIC(float16, uint16_t, float, half_to_float, float_to_half)
-ARITHMETIC(boolean, uint8_t, int, TRUTH, TRUTH)
 
 static const struct arithmetic {
     uint64_t size;
@@ -190,7 +188,7 @@ static const struct arithmetic {
 #define ROW(NAME, SIZE) {SIZE, {NAME##_sum, NAME##_prod, NAME##_max, NAME##_min}, NAME##_divide}
     [0] = ROW(int8, 1),    [1] = ROW(uint8, 1),   [2] = ROW(int32, 4),    [4] = ROW(int64, 8),
     [6] = ROW(float16, 2), [7] = ROW(float32, 4), [8] = ROW(float64, 8),
-    [9] = ROW(bfloat16, 2), [10] = ROW(boolean, 1),
+    [9] = ROW(bfloat16, 2),
 };
 
 /*

@@ -44,7 +44,7 @@ PATH_VARIABLE = "CPULAUNCH_CCL_PATH"
 """How the backend "ccl" moves data: auto (the default), memory or oneccl."""
 MEMORY_LIBRARY = "lib/libcpulaunch_ccl.so"
 """The compiled library for collectives in one host's memory, relative to the package folder."""
-MEMORY_LIBRARY_VERSION = 4
+MEMORY_LIBRARY_VERSION = 5
 """Version of the library's interface; a library of another version (after an update in place) is not used."""
 
 

@@ -39,11 +39,6 @@ def _count_and_type(tensor: Tensor, parts: int = 1) -> tuple[int, int]:
     return (size // _WIDE_BYTES, codes.UINT64) if size % _WIDE_BYTES == 0 else (size, codes.UINT8)
 
 
-def _type_and_operation(reduction: Reduction) -> tuple[int, int]:
-    """oneCCL's numbers. Of bools it reduces the bytes, which are 0 or 1."""
-    return codes.UINT8 if reduction.kind == codes.BOOL else reduction.kind, reduction.operation
-
-
 def _pieces(flat: Tensor) -> Sequence[Tensor]:
     """The elements in order, in pieces of at most PIECE_BYTES."""
     return flat.split(PIECE_BYTES // flat.element_size()) if flat.nbytes > PIECE_BYTES else (flat,)
@@ -94,7 +89,7 @@ class OnecclPath:
         with torch.inference_mode():
             flat = tensor.data.view(-1)
             for piece in _pieces(flat):
-                self._run("AllReduce", piece, piece, piece.numel(), *_type_and_operation(reduction))
+                self._run("AllReduce", piece, piece, piece.numel(), reduction.kind, reduction.operation)
             reduction.finish(flat, self._size)
 
     def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
@@ -102,14 +97,14 @@ class OnecclPath:
         self.barrier(call)
         # oneCCL overwrites the buffers of the other ranks too.
         row = flat if self._communicator.rank == root else flat.clone()
-        self._run("Reduce", row, row, row.numel(), *_type_and_operation(reduction), root)
+        self._run("Reduce", row, row, row.numel(), reduction.kind, reduction.operation, root)
         if row is flat:
             reduction.finish(flat, self._size)
 
     def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, reduction: Reduction) -> None:
         """Effect: the target is this rank's part of the sources, reduced over all ranks."""
         self.barrier(call)
-        self._run("ReduceScatter", source, target, target.numel(), *_type_and_operation(reduction))
+        self._run("ReduceScatter", source, target, target.numel(), reduction.kind, reduction.operation)
         reduction.finish(target, self._size)
 
     def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import struct
 
-INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, BOOL = range(11)
-"""BOOL is this package's own; the maximum and minimum of bytes are those of bools in oneCCL."""
+INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
 SUM, PROD, MAX, MIN = range(4)
 
 CALL = struct.Struct("<QiBBBB")

@@ -23,7 +23,7 @@ TYPES = {
     torch.uint8: codes.UINT8,
     torch.int32: codes.INT32,
     torch.int64: codes.INT64,
-    torch.bool: codes.BOOL,
+    torch.bool: codes.UINT8,
 }
 """torch type -> number of the type that ccl reduces. Collectives that only move data accept any type."""
 
@@ -31,7 +31,7 @@ _Op: Any = ReduceOp.RedOpType
 OPERATIONS = {_Op.SUM: codes.SUM, _Op.PRODUCT: codes.PROD, _Op.MIN: codes.MIN, _Op.MAX: codes.MAX, _Op.AVG: codes.SUM}
 """torch reduction -> oneCCL's. An average is a sum, divided afterwards: oneCCL 2022.1 cannot average host memory."""
 _BOOL_OPERATIONS = {_Op.SUM: codes.MAX, _Op.MAX: codes.MAX, _Op.PRODUCT: codes.MIN, _Op.MIN: codes.MIN}
-"""As OPERATIONS, for bools: a sum is true where any element is, and the result stays 0 or 1."""
+"""As OPERATIONS, for the bytes of bools, where all but 0 are true: a sum is true where any element is."""
 
 _TYPE_NAMES = sorted(
     (value for value in vars(torch).values() if isinstance(value, torch.dtype)), key=lambda dtype: str(dtype)
