@@ -130,16 +130,21 @@ def join_oneccl(
         check_space(size)
         return f"{peers.bind(own_address(os.environ))} {this_host()}"
 
-    members = [each.split(" ", 3) for each in agree("hosts", introduced)]
-    check_hosts([host for *_, host in members])
-    peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
-    on_connect(peers)
-    identity, *_ = agree("identity", lambda: api.version() if rank else api.unique_id().hex())  # Either loads oneCCL.
-    communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
-    ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
-    if spans_program(size):
-        _unlink_shared_memory(ops, size)
-    return ops
+    try:
+        members = [each.split(" ", 3) for each in agree("hosts", introduced)]
+        check_hosts([host for *_, host in members])
+        peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
+        on_connect(peers)
+        agree("loaded", api.version)  # Before there is an identity, for which oneCCL listens until the process ends.
+        identity, *_ = agree("identity", lambda: "" if rank else api.unique_id().hex())
+        communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
+        ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
+        if spans_program(size):
+            _unlink_shared_memory(ops, size)
+        return ops
+    except BaseException:
+        peers.close()
+        raise
 
 
 def check_space(size: int) -> None:

@@ -1,6 +1,7 @@
 """Ranks join a group: they verify each other, all agree on a path, and a failure in one is an error in all."""
 
 import contextlib
+import fcntl
 import gc
 import os
 import resource
@@ -120,6 +121,43 @@ def test_what_is_no_memory_of_a_group_is_not_used(tmp_path, kind):
     with pytest.raises(UnavailableError, match=r"the kernel does not permit|Invalid argument"):
         setup.join_memory(store, rank=1, size=2, seconds=SECONDS)
     os.close(descriptor)
+
+
+MFD_NOEXEC_SEAL = 8
+"""Source: memfd_create(2)."""
+
+
+def test_memory_that_the_kernel_has_sealed_against_execution_is_used():
+    """As where the sysctl vm.memfd_noexec is set."""
+    try:
+        descriptor = os.memfd_create("cpulaunch-ccl", os.MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL)
+    except OSError:
+        pytest.skip("Linux before 6.3 does not seal memory against execution")
+    os.ftruncate(descriptor, bytes_needed(2))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, setup._SEALS)
+    assert fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) != setup._SEALS
+    with contextlib.ExitStack() as resources:
+        opened = setup._opened(os.getpid(), descriptor, 2, resources)
+        assert os.path.samestat(os.fstat(opened), os.fstat(descriptor))
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("failing", ["check_hosts", "loading"])
+def test_no_socket_is_left_of_a_group_that_cannot_join_over_oneccl(monkeypatch, failing):
+    def fails(*_):
+        raise CclError("oneCCL cannot be loaded")
+
+    made, peers = [], group_setup.PeerConnections
+    monkeypatch.setattr(group_setup, "PeerConnections", lambda rank: made.append(peers(rank)) or made[-1])
+    monkeypatch.setattr(group_setup, "folder", lambda: "")
+    monkeypatch.setattr(group_setup, "check_space", lambda size: None)
+    monkeypatch.setattr(group_setup.api, "unique_id", lambda: pytest.fail("oneCCL listens from now on"))
+    monkeypatch.setattr(group_setup.api, "version", fails)
+    if failing == "check_hosts":
+        monkeypatch.setattr(group_setup, "check_hosts", fails)
+    with pytest.raises(CclError, match="cannot be loaded"):
+        group_setup.join_oneccl(dist.HashStore(), 0, 1, SECONDS, on_connect=lambda connections: None)
+    assert not made[0]._sockets
 
 
 NAMESPACES = {"no number": partial(in_user_namespace, inside=None), "65534": in_container}

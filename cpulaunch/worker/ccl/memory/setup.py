@@ -5,7 +5,8 @@ memfd, which has no name that others could open, and tells the number of its des
 which the kernel permits to processes of the same user; they take only a memfd of this user's with the seals and the
 size of a group's. A rank then looks at the descriptor that every other process has told, which is the same memfd: this
 proves that the process id belongs to a member. The process descriptors (pidfd), opened before that and alive after it,
-prove that no id was reused. Sources: memfd_create(2); proc_pid_fd(5); pidfd_open(2).
+prove that no id was reused; where there are none (-1), its lost ranks are noticed later. Sources: memfd_create(2);
+proc_pid_fd(5); pidfd_open(2).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ KEY = "memory"
 ELSEWHERE = "ranks are on several hosts"
 FORBIDDEN = "the kernel does not permit ranks to access each other's memory"
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_SEAL_EXEC = 0x20
+"""Added by the kernel where the sysctl vm.memfd_noexec is 1 or 2. Source: linux/fcntl.h."""
 
 
 def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGroup:
@@ -96,7 +99,7 @@ def _opened(process: int, descriptor: int, size: int, resources: ExitStack) -> i
         raise UnavailableError(FORBIDDEN)
     opened = os.open(f"/proc/self/fd/{place}", os.O_RDWR | os.O_CLOEXEC)
     resources.callback(os.close, opened)
-    if fcntl.fcntl(opened, fcntl.F_GET_SEALS) != _SEALS:
+    if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & ~_SEAL_EXEC != _SEALS:
         raise UnavailableError(FORBIDDEN)
     return opened
 
