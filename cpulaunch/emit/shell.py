@@ -32,11 +32,12 @@ finish() {  # argument: process id; the first worker to fail, in their order, de
     launch_signal=
     wait "$1"
     launch_code=$?
-    # A signal interrupted the wait. Otherwise another process may have the number by now.
-    while [ -n "$launch_signal" ] && kill -0 "$1" 2>/dev/null; do
+    # A signal interrupted the wait; the shell knows the code, also of a worker that has ended since.
+    while [ -n "$launch_signal" ]; do
         launch_signal=
-        wait "$1"
-        launch_code=$?
+        wait "$1" 2>/dev/null
+        launch_again=$?
+        case $launch_again in 127 | -*) ;; *) launch_code=$launch_again ;; esac  # It is not known any more.
     done
     if [ "$launch_status" -eq 0 ] && [ "$launch_code" -ne 0 ]; then
         launch_status=$launch_code

@@ -137,6 +137,16 @@ def test_a_process_with_the_number_of_an_ended_worker_does_not_hold_the_script(
     assert (done.returncode, done.stdout) == (status, output)
 
 
+def test_the_exit_code_of_a_worker_that_ends_just_after_a_signal_is_the_scripts(path: str) -> None:
+    """The shell may know its end before the script asks for it."""
+    gone = 'kill() { [ "$1" != -0 ] && command kill "$@"; }\n'
+    code = "import signal, sys; signal.signal(signal.SIGTERM, lambda *given: sys.exit(7)); " + WAITING
+    with ready(gone + script("--instances 2", code), path) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 7
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_all_ranks(path: str, number: signal.Signals) -> None:
     with ready(script("--nproc-per-node 2", WAITING), path) as process:

@@ -134,17 +134,17 @@ def join_oneccl(
         members = [each.split(" ", 3) for each in agree("hosts", introduced)]
         check_hosts([host for *_, host in members])
         peers.connect([(address, int(port), int(process)) for address, port, process, _ in members], seconds)
-        on_connect(peers)
-        agree("loaded", api.version)  # Before there is an identity, for which oneCCL listens until the process ends.
-        identity, *_ = agree("identity", lambda: "" if rank else api.unique_id().hex())
-        communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
-        ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
-        if spans_program(size):
-            _unlink_shared_memory(ops, size)
-        return ops
     except BaseException:
         peers.close()
         raise
+    on_connect(peers)  # Who has them closes them from here on, once it has asked them which rank is lost.
+    agree("loaded", api.version)  # Before there is an identity, for which oneCCL listens until the process ends.
+    identity, *_ = agree("identity", lambda: "" if rank else api.unique_id().hex())
+    communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
+    ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
+    if spans_program(size):
+        _unlink_shared_memory(ops, size)
+    return ops
 
 
 def check_space(size: int) -> None:

@@ -17,8 +17,8 @@ SHORT_RUN_SECONDS = 0.25
 """Runs of short plain calls may be longer than LAST_RUN calls, up to so many seconds."""
 
 SHORT_SECONDS, TIMED_CALLS = 100e-6, 8
-"""Of plain calls that take less than this many seconds, one of so many is timed on average: at random, as the program's
-longer calls may have any period."""
+"""Of plain calls that take less than this many seconds, in runs of FULL_RUN_CALLS or more, one of so many is timed on
+average: at random, as the program's longer calls may have any period."""
 
 FULL_RUN_CALLS = 256
 """After a plain run that took no longer than expected, one call of so many is measured besides the next one: longer
@@ -83,7 +83,7 @@ class UnmeasuredRun:
         if it is longer than LAST_RUN calls: a change is then noticed up to SHORT_RUN_SECONDS later.
         """
         seconds = typical * (FIRST_SLACK * self.size + (slack - FIRST_SLACK) * min(self.size, LAST_RUN))
-        is_short = typical < SHORT_SECONDS
+        is_short = typical < SHORT_SECONDS and self.size >= FULL_RUN_CALLS
         self.spread = 2 * TIMED_CALLS - 1 if is_short else 0
         self.seconds = seconds / TIMED_CALLS if is_short else seconds
 

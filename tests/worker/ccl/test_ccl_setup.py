@@ -144,11 +144,18 @@ def test_memory_that_the_kernel_has_sealed_against_execution_is_used():
 
 @pytest.mark.parametrize("failing", ["check_hosts", "loading"])
 def test_no_socket_is_left_of_a_group_that_cannot_join_over_oneccl(monkeypatch, failing):
+    """Once the group has them, it asks them which rank is lost before it closes them."""
+
+    class Peers(group_setup.PeerConnections):
+        def close(self):
+            closed.append(self)
+            super().close()
+
     def fails(*_):
         raise CclError("oneCCL cannot be loaded")
 
-    made, peers = [], group_setup.PeerConnections
-    monkeypatch.setattr(group_setup, "PeerConnections", lambda rank: made.append(peers(rank)) or made[-1])
+    closed, owned = [], []
+    monkeypatch.setattr(group_setup, "PeerConnections", Peers)
     monkeypatch.setattr(group_setup, "folder", lambda: "")
     monkeypatch.setattr(group_setup, "check_space", lambda size: None)
     monkeypatch.setattr(group_setup.api, "unique_id", lambda: pytest.fail("oneCCL listens from now on"))
@@ -156,8 +163,8 @@ def test_no_socket_is_left_of_a_group_that_cannot_join_over_oneccl(monkeypatch, 
     if failing == "check_hosts":
         monkeypatch.setattr(group_setup, "check_hosts", fails)
     with pytest.raises(CclError, match="cannot be loaded"):
-        group_setup.join_oneccl(dist.HashStore(), 0, 1, SECONDS, on_connect=lambda connections: None)
-    assert not made[0]._sockets
+        group_setup.join_oneccl(dist.HashStore(), 0, 1, SECONDS, on_connect=owned.append)
+    assert (len(closed), len(owned)) == ((1, 0) if failing == "check_hosts" else (0, 1))
 
 
 NAMESPACES = {"no number": partial(in_user_namespace, inside=None), "65534": in_container}

@@ -12,6 +12,7 @@ from cpulaunch.worker.ledger.account import MEASURING_SHARE  # noqa: E402
 from cpulaunch.worker.ledger.chooser import Chooser  # noqa: E402
 from cpulaunch.worker.ledger.decision import Decision  # noqa: E402
 from cpulaunch.worker.ledger.family import MAX_FAMILIES, MAX_SIGNATURES, ModuleFamilies  # noqa: E402
+from cpulaunch.worker.ledger.runs import FIRST_SLACK  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -159,6 +160,17 @@ def test_long_calls_in_whatever_step_with_short_ones_soon_have_a_mode(period: in
             assert server.now < begun + 2
             if number % 200 == 0:
                 server.ran = [each for each in server.ran if each[0] == 64]
+
+
+@pytest.mark.parametrize("seconds", [10e-6, 50e-6, 90e-6])
+@pytest.mark.parametrize("seed", range(3))
+def test_steady_short_calls_do_not_seem_to_have_become_longer(seconds: float, seed: int) -> None:
+    server = Server({1: {"graph": 2 * seconds, "plain": seconds}})
+    server.chooser._numbers, server.random = random.Random(seed), random.Random(1000 + seed).random
+    with torch.no_grad():
+        for _ in range(20_000):
+            server.call(1)
+    assert server.chooser._entries[id(server.module)].slack == FIRST_SLACK
 
 
 def test_pauses_of_a_server_do_not_have_its_calls_measured() -> None:
