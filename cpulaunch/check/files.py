@@ -1,5 +1,6 @@
 """Programs and notebooks in files and folders: found and read; what cannot be read is said."""
 
+import codecs
 import os
 import re
 import tokenize
@@ -14,6 +15,8 @@ from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace_unchanged
 
 SUFFIXES = (".py", ".ipynb")
+NAMES_ALONE = ("idna", "punycode")
+"""Encodings of names, which Python decodes in a time that grows with the square of a text's length."""
 MAX_BYTES = 4 << 20
 """Of a larger file, no person has written the source."""
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"}
@@ -97,6 +100,8 @@ def read_program(path: str) -> ProgramText | Unreadable:
         if len(data) > MAX_BYTES:
             return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
         encoding = "utf-8-sig" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
+        if codecs.lookup(encoding).name in NAMES_ALONE:
+            return Unreadable(path=path, reason=f"in {encoding}, an encoding of names")
         text = data.decode(encoding)
     except OSError as error:
         return Unreadable(path=path, reason=error.strerror or "cannot be read")

@@ -9,8 +9,8 @@ from typing import Any
 from cpulaunch.check.source.program import lines_of
 from cpulaunch.records.record import record
 
-MAGIC = re.compile(r"^\s*[%!?]|^\s*[\w, ]+=\s*[%!]|^[^#'\"]*\?\s*$")
-ASSIGNED_MAGIC = re.compile(r"^(\s*[\w, ]+=)\s*[%!]")
+MAGIC = re.compile(r"^\s*(?:[%!?]|(?=\S)[\w, ]+=\s*[%!])|^[^#'\"]*\?\s*$")
+ASSIGNED_MAGIC = re.compile(r"^(\s*(?=\S)[\w, ]+=)\s*[%!]")  # Of many blanks, none is tried for both parts.
 PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3")
 """Magics of a whole cell whose further lines are Python."""
 

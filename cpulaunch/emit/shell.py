@@ -32,9 +32,10 @@ finish() {  # argument: process id; the first worker to fail, in their order, de
     launch_signal=
     wait "$1"
     launch_code=$?
-    # A signal interrupted the wait; the shell knows the code, also of a worker that has ended since.
+    # A signal interrupted the wait. Most shells know the code also of a worker that has ended since.
     while [ -n "$launch_signal" ]; do
         launch_signal=
+        wait "$$" 2>/dev/null  # No child. In bash, a signal just after a wait interrupts the next one.
         wait "$1" 2>/dev/null
         launch_again=$?
         case $launch_again in 127 | -*) ;; *) launch_code=$launch_again ;; esac  # It is not known any more.

@@ -13,6 +13,7 @@ import pytest
 
 from cpulaunch.check.files import read_configuration
 from cpulaunch.check.inspect_text import findings, mentions_torch
+from cpulaunch.check.notebooks import notebook
 from cpulaunch.check.table import all_rules
 from cpulaunch.cli.main import run_command_line
 from tests import json_output
@@ -525,6 +526,21 @@ def test_a_notebook_of_another_language_has_no_findings(
     assert check(capfd, path)[0] == 0
 
 
+def test_a_line_of_blanks_in_a_notebook_takes_no_time() -> None:
+    lines = ["import torch", " " * 1_000_000 + "$", "a, b = %who", "%time", "x = !ls", "torch?"]
+    text = notebook(json.dumps({"cells": [cell("\n".join(lines))], "nbformat": 4})).text
+    assert not text.strip()
+    lines.pop(1)
+    text = notebook(json.dumps({"cells": [cell("\n".join(lines))], "nbformat": 4})).text
+    assert [line.split() for line in text.splitlines()] == [
+        ["import", "torch"],
+        ["a,", "b", "=", "get_ipython()"],
+        ["pass"],
+        ["x", "=", "get_ipython()"],
+        ["pass"],
+    ]
+
+
 @pytest.mark.parametrize("output", ["sarif", "github"])
 def test_a_notebooks_cells_are_not_lines_of_its_file(
     output: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -582,6 +598,8 @@ def test_a_notebook_names_cell_and_line(tmp_path: Path, capfd: pytest.CaptureFix
         ("a.py", b"import torch\nx = " + b"-" * 50000 + b"1"),
         ("a.py", b"# coding: undefined\nimport torch\n"),
         ("a.py", b"# coding: rot13\nimport torch\n"),
+        ("a.py", b"# coding: punycode\nimport torch-" + b"a" * 3_000_000),
+        ("a.py", b"# coding: IDNA\nimport torch\n"),
         ("a.py", b"#" * (5 << 20)),
         ("a.ipynb", b'["torch"]'),
         ("a.ipynb", b'{"torch'),

@@ -118,9 +118,10 @@ def _sides(words: list[str], given: dict[str, str]) -> list[str]:
         sides, left = [*sides, *left[:1]], left[1:]
     strange = next((word for word in sides if not _is_side(word)), None)
     if strange is not None:
+        name, equals, _ = strange.partition("=")  # It may be what --env gives to a variable.
         raise UsageError(
             "a side is neither options nor python",
-            value=quoted(strange),
+            value=quoted(f"{name}=...") if equals else quoted(strange),
             hint=f"put the options of a side in quotes: {USAGE}",
         )
     return sides if len(sides) > 1 else [PLAIN, *(sides or [DEFAULTS])]
