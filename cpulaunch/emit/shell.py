@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from shlex import quote
 
-from cpulaunch.emit.shell_ranks import check_job_script, job_script, unsupported_options
+from cpulaunch.emit.shell_ranks import WAIT_FOR, check_job_script, job_script, unsupported_options
 from cpulaunch.emit.shell_variables import is_identifier, required_variables
 from cpulaunch.plan.command import numactl_options
 from cpulaunch.records.cpulist import format_cpulist
@@ -29,17 +29,7 @@ bind() {  # arguments: CPUs, numactl's memory option or "", command
 """
 _WAIT = """
 finish() {  # argument: process id; the first worker to fail, in their order, decides the exit code
-    launch_signal=
-    wait "$1"
-    launch_code=$?
-    # A signal interrupted the wait. Most shells know the code also of a worker that has ended since.
-    while [ -n "$launch_signal" ]; do
-        launch_signal=
-        wait "$$" 2>/dev/null  # No child. In bash, a signal just after a wait interrupts the next one.
-        wait "$1" 2>/dev/null
-        launch_again=$?
-        case $launch_again in 127 | -*) ;; *) launch_code=$launch_again ;; esac  # It is not known any more.
-    done
+    wait_for "$1"
     if [ "$launch_status" -eq 0 ] && [ "$launch_code" -ne 0 ]; then
         launch_status=$launch_code
         kill $launch_pids 2>/dev/null
@@ -120,4 +110,4 @@ def _start_and_wait(indexes: list[int]) -> str:
     # Background jobs of a script ignore SIGINT and SIGQUIT (POSIX sh, 2.11), so they are sent SIGTERM.
     trap = "trap 'launch_signal=1; kill $launch_pids 2>/dev/null' HUP INT TERM"
     wait = ["for pid in $launch_pids; do", '    finish "$pid"', "done", 'exit "$launch_status"', ""]
-    return "\n".join([_WAIT + "launch_pids=", *starts, trap, *wait])
+    return "\n".join([WAIT_FOR + _WAIT + "launch_pids=", *starts, trap, *wait])

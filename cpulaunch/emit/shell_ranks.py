@@ -13,16 +13,7 @@ export MASTER_PORT
 export TORCHELASTIC_RUN_ID={run_id} TORCHELASTIC_RESTART_COUNT=0
 unset TORCHELASTIC_ERROR_FILE
 """
-_RANK = """
-decide() {  # argument: the exit code of the script, unless an earlier failure or signal decided it
-    (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
-}
-
-stop() {  # argument: exit code
-    decide "$1"
-    kill $launch_pids 2>/dev/null
-}
-
+WAIT_FOR = """
 wait_for() {  # argument: process id; returns the exit code of the process when it has ended
     launch_signal=
     wait "$1"
@@ -36,6 +27,16 @@ wait_for() {  # argument: process id; returns the exit code of the process when 
         case $launch_again in 127 | -*) ;; *) launch_code=$launch_again ;; esac  # It is not known any more.
     done
     return "$launch_code"
+}
+"""
+_RANK = """
+decide() {  # argument: the exit code of the script, unless an earlier failure or signal decided it
+    (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
+}
+
+stop() {  # argument: exit code
+    decide "$1"
+    kill $launch_pids 2>/dev/null
 }
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
@@ -124,4 +125,9 @@ def job_script(plan: LaunchPlan, job: JobPlan) -> str:
     run_id = "cpulaunch-$$" if job.rendezvous.id is None else quote(job.rendezvous.id)
     indexes = [worker.index for worker in plan.workers]
     starts = [f'rank worker_{index} &\nlaunch_pids="$launch_pids $!"' for index in indexes]
-    return _ENVIRONMENT.format(port=port, run_id=run_id) + "\n".join([_RANK.rstrip("\n"), "", *starts]) + "\n" + _WAIT
+    return (
+        _ENVIRONMENT.format(port=port, run_id=run_id)
+        + "\n".join([(WAIT_FOR + _RANK).rstrip("\n"), "", *starts])
+        + "\n"
+        + _WAIT
+    )

@@ -139,7 +139,7 @@ def _wait_for_ends(spared: frozenset[int]) -> None:
     """
     deadline = time.monotonic() + REMAINS_SECONDS if hasattr(os, "waitid") else 0.0
     while time.monotonic() < deadline and any(ended_child(pid) is None for pid in own_children() - spared):
-        time.sleep(CHECK_SECONDS)
+        time.sleep(CHECK_SECONDS)  # No descriptor tells of children that others leave to this process meanwhile.
 
 
 class _Child:

@@ -61,5 +61,5 @@ class Agreement:
                 raise PeerLostError(f"rank {lost} of the group exited during set-up")
             if time.monotonic() > self.deadline:
                 raise PeerLostError("Timed out waiting for all ranks of the group to join")
-            time.sleep(pause)
+            time.sleep(pause)  # store.wait would not notice a rank that exits.
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
