@@ -100,8 +100,9 @@ def read_program(path: str) -> ProgramText | Unreadable:
         if len(data) > MAX_BYTES:
             return Unreadable(path=path, reason=f"larger than {MAX_BYTES >> 20} MiB")
         encoding = "utf-8-sig" if path.endswith(".ipynb") else tokenize.detect_encoding(BytesIO(data).readline)[0]
-        if codecs.lookup(encoding).name in NAMES_ALONE:
-            return Unreadable(path=path, reason=f"in {encoding}, an encoding of names")
+        name = codecs.lookup(encoding).name  # The declared one may be as long as the file.
+        if name in NAMES_ALONE:
+            return Unreadable(path=path, reason=f"in {name}, an encoding of names")
         text = data.decode(encoding)
     except OSError as error:
         return Unreadable(path=path, reason=error.strerror or "cannot be read")
