@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +20,10 @@ MAX_ERRORS = {"int4": 0.12, "int8": 0.02, "bf16": 0.01}
 
 MAX_CHANGES = 4
 """After so many changes the weight is being trained: it is not packed again."""
+
+
+_Product = tuple[torch.Size, torch.dtype, "torch.dtype | None", Callable[[Tensor], Tensor]]
+"""Shape and type of the activations, autocast's type (None: it is off), and the function for few rows."""
 
 
 @record
@@ -47,6 +53,7 @@ class ResidentWeight:
         self.changed = False
         self.changes = 0
         self._uses_to_wait = 1
+        self._product: _Product | None = None
         self._remember(weight)
 
     def _remember(self, weight: Tensor) -> None:
@@ -55,6 +62,7 @@ class ResidentWeight:
         self._dtype = weight.dtype
         self._columns, self._rows = weight.shape if self.transposed else weight.shape[::-1]
         self.changed = False
+        self._product = None
         watch_access(self, [weight])
 
     def valid_form(self, weight: Tensor) -> Form | None:
@@ -62,6 +70,29 @@ class ResidentWeight:
         if weight._version != self._version or weight.data_ptr() != self._pointer or self.changed:
             self._drop(weight)
         return self.form
+
+    def note_product(self, x: Tensor, form: Form, autocast: torch.dtype | None) -> None:
+        """Effect: a product without bias of few rows with this form, which is valid, can be repeated."""
+        few = form.few(x, x.dtype if autocast is None else autocast)
+        self._product = None if few is None else (x.shape, x.dtype, autocast, few)
+
+    def repeated(self, x: Tensor, weight: Tensor, autocast: torch.dtype | None) -> Tensor | None:
+        """The product without bias if it is like the last one; None if it is not, or the weight has changed.
+
+        Text generation makes hundreds of them for a token: what the last one has established is not asked again.
+        """
+        product = self._product
+        if (
+            product is None
+            or self.changed
+            or weight._version != self._version
+            or weight.data_ptr() != self._pointer
+            or x.shape != product[0]
+            or x.dtype is not product[1]
+            or autocast is not product[2]
+        ):
+            return None
+        return product[3](x if autocast is None or autocast is x.dtype else x.to(autocast))
 
     def _drop(self, weight: Tensor) -> None:
         if self.form is not None:
@@ -72,7 +103,7 @@ class ResidentWeight:
 
     def free(self) -> None:
         """Effect: drops the form; it is made again at the second use from now on."""
-        self.form = None
+        self.form = self._product = None
         self._uses_to_wait = max(1, self._uses_to_wait)
 
     def accepts(self, x: Tensor, bias: Tensor | None, *, is_autocast: bool) -> bool:
@@ -116,7 +147,7 @@ class ResidentWeight:
             kind = HIGHER[kind]
             form, error = _tried(original, kind, x, expected, bias=bias, plain=plain)
         self.loss = Loss(error=error, kind=kind, rejected=first, layer=str(list(original.shape)))
-        self.form = form
+        self.form, self._product = form, None
         return y
 
 

@@ -52,11 +52,15 @@ class Form:
     def multiply(self, x: Tensor, bias: Tensor | None, plain: Linear) -> Tensor:
         """The product `x @ weight.T + bias`, in the dtype that torch's own product would have."""
         dtype = _autocast_dtype("cpu") if _is_autocast("cpu") else x.dtype
-        if 0 < x.numel() <= self._most_elements and dtype is not torch.float16:
-            few = self._few_rows(bias)
-            if few is not None:
-                return few(x if x.dtype is dtype else x.to(dtype))
+        few = self.few(x, dtype, bias)
+        if few is not None:
+            return few(x if x.dtype is dtype else x.to(dtype))
         return self._many_rows(x, bias, plain, dtype)
+
+    def few(self, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Callable[[Tensor], Tensor] | None:
+        """The function for few rows if the product of x, computed in the dtype, is one of few rows; None otherwise."""
+        is_few = 0 < x.numel() <= self._most_elements and dtype is not torch.float16
+        return self._few_rows(bias) if is_few else None
 
     def _few_rows(self, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
         """The function for few rows with this bias, which is kept for the next product with the same one."""

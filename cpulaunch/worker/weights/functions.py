@@ -43,7 +43,7 @@ _is_autocast = torch.is_autocast_enabled
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_is_compiling = torch.compiler.is_compiling
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 _function_modes = getattr(torch._C, "_len_torch_function_stack", int)
 
 plain_linear: Any = F.linear
@@ -53,7 +53,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpo
 
 def _store(x: Any, weight: Any = None) -> Store | None:
     """The store of the call that this thread is in, if an operation on x may use it; None otherwise."""
-    if _is_compiling():  # First, because torch.compile traces this function.
+    if _is_dynamo_compiling():  # First, because torch.compile traces this function.
         return None
     store = _thread.store
     if store is None or type(x) is not Tensor or _is_grad_enabled():
@@ -64,18 +64,14 @@ def _store(x: Any, weight: Any = None) -> Store | None:
         return None
     if getattr(forward_ad, "_current_level", -1) >= 0 or (_function_modes() and _has_own_modes()):
         return None
-    return store if _is_plain(x) else None
+    # The values of x lie in CPU memory as they are: it is not sparse, nested or a negated view.
+    return store if x.is_cpu and x.layout is torch.strided and not x.is_nested and not x.is_neg() else None
 
 
 def _has_own_modes() -> bool:
     """Whether the program intercepts torch's functions with a mode other than that of a default device."""
     modes = getattr(torch.overrides, "_get_current_function_mode_stack", None)
     return modes is None or any(type(mode).__name__ != "DeviceContext" for mode in modes())
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether the values of x lie in CPU memory as they are: it is not sparse, nested or a negated view."""
-    return x.is_cpu and x.layout is torch.strided and not x.is_nested and not x.is_neg()
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002  torch's name

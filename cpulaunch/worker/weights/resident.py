@@ -35,6 +35,9 @@ MIN_ELEMENTS = 1 << 14
 FREE_SECONDS = 0.5
 """Making forms of a module takes no longer than that and its calls so far: a program that ends sooner pays little."""
 
+_is_autocast = torch.is_autocast_enabled
+_autocast_dtype = torch.get_autocast_dtype
+
 NOTED_LAYERS = 8
 """So many layers that are kept in a higher type are named in a report."""
 
@@ -149,14 +152,23 @@ class ResidentWeights:
         """The product with the weight, in its resident form; None: torch must compute it."""
         key = id(weight)
         entry = self._weights[key] if key in self._weights else self._admit(weight, transposed=transposed)
-        if entry is None or entry.transposed is not transposed or x.dtype not in _INPUTS:
+        if entry is None or entry.transposed is not transposed:
+            return None
+        autocast = _autocast_dtype("cpu") if _is_autocast("cpu") else None
+        if bias is None:
+            y = entry.repeated(x, weight, autocast)
+            if y is not None:
+                return y
+        if x.dtype not in _INPUTS:
             return None
         form = entry.valid_form(weight)
-        if not entry.accepts(x, bias, is_autocast=torch.is_autocast_enabled("cpu")):
+        if not entry.accepts(x, bias, is_autocast=autocast is not None):
             return None
-        if form is not None:
-            return form.multiply(x, bias, plain_linear)
-        return self._make(entry, weight, x, bias) if entry.is_due(weight) and x.numel() else None
+        if form is None:
+            return self._make(entry, weight, x, bias) if entry.is_due(weight) and x.numel() else None
+        if bias is None:
+            entry.note_product(x, form, autocast)
+        return form.multiply(x, bias, plain_linear)
 
     def _admit(self, weight: nn.Parameter, *, transposed: bool) -> ResidentWeight | None:
         """The entry of a weight that is used for the first time; None if it cannot be resident."""
