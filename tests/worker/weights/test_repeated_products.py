@@ -103,7 +103,11 @@ def test_products_in_any_order_are_torchs(kind: str, repeated: list[Tensor]) -> 
 
 def test_a_repetition_has_the_bits_of_the_first(repeated: list[Tensor]) -> None:
     torch.manual_seed(0)
-    weights, layer, x = ResidentWeights("int8", TorchSettings()), nn.Linear(WIDTH, ROWS, bias=False), torch.randn(1, WIDTH)
+    weights, layer, x = (
+        ResidentWeights("int8", TorchSettings()),
+        nn.Linear(WIDTH, ROWS, bias=False),
+        torch.randn(1, WIDTH),
+    )
     with torch.no_grad(), weights.active(layer):
         results = [functional.linear(x, layer.weight) for _ in range(5)]
     assert len(repeated) == 2  # After torch's own, that with which the form is made, and the first with the form.
