@@ -26,9 +26,6 @@ From 1 on the queue grows as long as requests arrive: percentiles of latencies s
 INSTANCE_VARIABLES = ("CPULAUNCH_INSTANCE", "CPULAUNCH_INSTANCES")
 """The number of an instance, and how many there are; what an instance starts inherits them."""
 
-COMPILERS = ("inductor", "zentorch")
-"""The values of `graph` with which torch.compile makes code, writes it to a folder, and loads it from there."""
-
 OWN_VARIABLES = (VARIABLE, EVENTS_VARIABLE, "CPULAUNCH_WORKER_PID")
 """Variables that a launch and its workers' plugin set; a nested launch does not inherit them."""
 

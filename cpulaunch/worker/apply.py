@@ -6,7 +6,7 @@ import os
 from importlib import import_module
 
 from cpulaunch.records.record import record, replace
-from cpulaunch.records.torch_settings import COMPILERS, DIAGNOSIS_VARIABLE, EVENTS_VARIABLE, TorchSettings, decode
+from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, EVENTS_VARIABLE, TorchSettings, decode
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.reporting.process_identity import claim, is_worker
@@ -48,9 +48,9 @@ def install_calls(settings: TorchSettings) -> str:
 def _usable(settings: TorchSettings) -> TorchSettings:
     """The settings without graph and precision, if ipex.optimize applies these two itself.
 
-    Without a graph that torch.compile makes, too, if other users could change what it loads.
+    Without a graph, too, if other users could change what torch.compile loads.
     """
-    if settings.graph in COMPILERS and "compile_cache" in _failed:
+    if "compile_cache" in _failed:
         settings = replace(settings, graph="off")
     if not settings.ipex or "ipex" in _failed:
         return settings
@@ -100,7 +100,7 @@ PLUGIN_SETTINGS = (
     ),
     PluginSetting(
         "compile_cache",
-        lambda settings: settings.compile_cache is not None or settings.graph in COMPILERS,
+        lambda settings: settings.compile_cache is not None or settings.graph != "off",
         "process.compile_cache:install",
     ),
     PluginSetting("ipex", lambda settings: settings.ipex, "features.ipex:install"),

@@ -1,4 +1,8 @@
-"""The folder of code that torch.compile has compiled: what is in it is loaded, so no other user may change it."""
+"""The folder of code that torch.compile has compiled: what is in it is loaded, so no other user may change it.
+
+Any use of torch.compile reads it, `--graph onednn` with its own backend too: what a search for a defect of a compiler has
+left there (torch/_inductor/compiler_bisector.py) replaces the backend, and is evaluated as Python.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import os
 import re
 import tempfile
 
-from cpulaunch.records.torch_settings import COMPILERS, TorchSettings
+from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
 from cpulaunch.system.files.trust import make_secure_folder
 from cpulaunch.worker.reporting.degradation import warned
@@ -19,7 +23,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def install(settings: TorchSettings) -> str:
     """Effect: makes torch.compile keep its code in a private folder, unless the user named one in the environment.
 
-    Raises: RuntimeError if there is none, and a setting compiles. What the program itself compiles is in torch's folder
+    Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's folder
     then, after a warning.
     """
     if VARIABLE in os.environ:
@@ -27,7 +31,7 @@ def install(settings: TorchSettings) -> str:
     try:
         folder = _private_folder([settings.compile_cache] if settings.compile_cache else [])
     except RuntimeError as error:
-        if settings.graph in COMPILERS:
+        if settings.graph != "off":
             raise
         warned(settings, f"torch.compile keeps code in a folder that is not checked: {error}")
         return ""

@@ -3,6 +3,7 @@
 import getpass
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.process import compile_cache
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS trusts links on the way to a folder")
-INDUCTOR = TorchSettings(graph="inductor")
+INDUCTOR, ONEDNN = TorchSettings(graph="inductor"), TorchSettings(graph="onednn")
 OLD = TorchSettings(compile_cache="threads-4")
 
 
@@ -45,7 +46,7 @@ def own_cache(temporary):
     return temporary.parent / "home/.cache/cpulaunch" / f"inductor-{os.uname().nodename}"
 
 
-@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (ONEDNN, "."), (OLD, "threads-4")])
 def test_torchs_own_folder_is_used_and_made_private(temporary, settings, below):
     folder = temporary / "torchinductor_me"
     assert chosen(settings) == folder / below
@@ -160,4 +161,41 @@ def test_without_a_private_folder_nothing_is_compiled(monkeypatch):
 
     monkeypatch.setattr(apply, "_failed", {"compile_cache"})
     assert apply._usable(INDUCTOR).graph == "off"
-    assert apply._usable(TorchSettings(graph="onednn")).graph == "onednn"
+    assert apply._usable(ONEDNN).graph == "off"
+
+
+CAPTURED = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).eval()
+with torch.no_grad():
+    for _ in range(4):
+        model(torch.ones(8, 64))
+"""
+
+
+def leave_a_search(folder, marker):
+    """Effect: does what anyone can: leaves what torch.compile reads as the state of a search for its own defects."""
+    os.umask(0)
+    for backend in ("inductor", "eager", "aot_eager"):
+        (folder / "bisect" / backend).mkdir(parents=True)
+        (folder / "bisect" / backend / "planted_config.txt").write_text(f"config_name=open({str(marker)!r}, 'w')\n")
+    (folder / "bisect/bisect_status.txt").write_text("backend=inductor\nsubsystem=planted\n")
+
+
+@needs_root
+@pytest.mark.torch
+@pytest.mark.parametrize("level", ["--graph=onednn", "-O3"])
+def test_what_a_stranger_left_for_torch_compile_is_not_evaluated(temporary, level):
+    pytest.importorskip("torch")
+    marker, program = temporary.parent / "home/marker", temporary.parent / "home/infer.py"
+    as_stranger(lambda: leave_a_search(temporary / "torchinductor_me", marker))
+    program.write_text(CAPTURED)
+    launched = subprocess.run(
+        [sys.executable, "-m", "cpulaunch", level, program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary), "USER": "me"},
+        timeout=300,
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert not marker.exists()
