@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from cpulaunch.check.configuration import CheckConfiguration, configuration
 from cpulaunch.check.files import ProgramText, programs, read_configuration, read_program, write_program
@@ -15,9 +17,16 @@ from cpulaunch.check.notebooks import notebook
 from cpulaunch.check.table import selected
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.record import record, replace
+from cpulaunch.system.time_limit import NUMBER, OutOfTimeError, cpu_time_limit
 
 PACKAGES = ("libcst", "torchfix")
 """What the extra `check` installs."""
+
+MAX_SOURCE = 2 << 20
+"""Characters. Parsed, they take up to a thousand times as many bytes."""
+
+MAX_SECONDS = 60
+"""Of CPU time for a file. Ordinary ones of 1 MiB take one; some rules take quadratic time over others."""
 
 
 @record
@@ -97,15 +106,19 @@ def _check_file(file: ProgramFile, rules: Sequence[Rule], fix: str) -> _FileResu
         return _FileResult(unreadable=(read,))
     if file.is_test:
         return _FileResult()
+    is_limited = NUMBER and threading.current_thread() is threading.main_thread()
+    limit = cpu_time_limit(MAX_SECONDS) if is_limited else nullcontext()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), limit:
             warnings.simplefilter("ignore", SyntaxWarning)  # About the program's text, such as "\d" in a string.
             if path.endswith(".ipynb"):
                 return _in_notebook(read.text, rules, path)
-            found = findings(read.text, rules, path=path)
+            found = _findings(read.text, rules, path)
             return _after_fixes(path, read, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
     except SyntaxError as error:
         reason = f"line {error.lineno or 1}: {error.msg}"
+    except OutOfTimeError:
+        reason = f"takes longer than {MAX_SECONDS} s"
     except (RecursionError, MemoryError):
         reason = "nested too deeply"
     except ValueError as error:
@@ -113,12 +126,19 @@ def _check_file(file: ProgramFile, rules: Sequence[Rule], fix: str) -> _FileResu
     return _FileResult(unreadable=(Unreadable(path=path, reason=reason),))
 
 
+def _findings(text: str, rules: Sequence[Rule], path: str) -> list[SourceFinding]:
+    """What rules find in a source. Raises: also ValueError for one that is too large."""
+    if mentions_torch(text) and len(text) > MAX_SOURCE:
+        raise ValueError(f"more than {MAX_SOURCE >> 20} MiB of source")
+    return findings(text, rules, path=path)
+
+
 def _in_notebook(source: str, rules: Sequence[Rule], path: str) -> _FileResult:
     if not mentions_torch(source):
         return _FileResult()
     book = notebook(source)
     found = []
-    for each in findings(book.text, rules, path=path):
+    for each in _findings(book.text, rules, path):
         cell, line = book.places[each.line - 1]
         found.append(replace(each, cell=cell, line=line, end_line=line + each.end_line - each.line, edit=None))
     unreadable = tuple(Unreadable(path=path, reason=reason) for reason in book.unreadable)
@@ -136,4 +156,4 @@ def _after_fixes(
     failure = write_program(path, new, read)
     if failure is not None:
         return _FileResult(unreadable=(Unreadable(path=path, reason=f"cannot write: {failure}"),))
-    return _FileResult(findings=tuple(findings(new, rules, path=path)), fixed=count)
+    return _FileResult(findings=tuple(_findings(new, rules, path)), fixed=count)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cpulaunch.check import session
 from cpulaunch.check.files import read_configuration
 from cpulaunch.check.inspect_text import findings, mentions_torch
 from cpulaunch.check.notebooks import notebook
@@ -173,6 +174,33 @@ def test_a_long_file_without_a_configuration_is_none(
 ) -> None:
     write(tmp_path, "pyproject.toml", f"[project]\n{text}")
     assert check(capfd, write(tmp_path, "a.py", SLOW))[0] == 1
+
+
+def test_a_source_that_takes_too_long_is_not_checked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each loop's words are looked for among all nodes."""
+    monkeypatch.setattr(session, "MAX_SECONDS", 1)
+    loops = "for b in DataLoader(d, **k):\n    net(b).backward()\n    opt.step()\n" * 3000
+    text = f"import torch\nfrom torch.utils.data import DataLoader\nk = dict(batch_size=4)\n{loops}"
+    path, other = write(tmp_path, "a.py", text), write(tmp_path, "b.py", SLOW)
+    code, out, err = check(capfd, path, other)
+    assert code == 2
+    assert "a.py: not checked: takes longer than 1 s" in out + err
+    assert f"{other}:2:7: data-parallel: " in out
+
+
+@pytest.mark.parametrize("name", ["a.py", "a.ipynb"])
+def test_a_source_that_no_person_has_written_is_not_checked(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Parsed, it takes a thousand times its memory."""
+    text = f"import torch\nx = [{'0,' * (1 << 20)}]\n"
+    cells = [{"cell_type": "code", "source": text, "metadata": {}, "outputs": [], "execution_count": None}]
+    book = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+    code, out, err = check(capfd, write(tmp_path, name, book if name.endswith("ipynb") else text))
+    assert code == 2
+    assert "more than 2 MiB of source" in out + err
 
 
 def test_a_configuration_at_the_end_of_a_very_large_file_is_said_not_to_be_read(

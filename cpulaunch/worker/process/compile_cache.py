@@ -1,7 +1,7 @@
 """The folder of code that torch.compile has compiled: what is in it is loaded, so no other user may change it.
 
-Any use of torch.compile reads it, `--graph onednn` with its own backend too: what a search for a defect of a compiler has
-left there (torch/_inductor/compiler_bisector.py) replaces the backend, and is evaluated as Python.
+Any use of torch.compile reads it, `--graph onednn` with its own backend too: what a search for a defect of a compiler
+has left there (torch/_inductor/compiler_bisector.py) replaces the backend, and is evaluated as Python.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def install(settings: TorchSettings) -> str:
     """Effect: makes torch.compile keep its code in a private folder, unless the user named one in the environment.
 
-    Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's folder
-    then, after a warning.
+    Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's
+    folder then, after a warning.
     """
     if VARIABLE in os.environ:
         return ""

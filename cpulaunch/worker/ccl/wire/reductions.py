@@ -116,7 +116,7 @@ def describe_call(call: bytes) -> str:
     dtype = next((str(dtype).removeprefix("torch.") for dtype, each in _TYPE_NUMBERS.items() if each == number), "?")
     words = [f"{CALLS[name] if name < len(CALLS) else '?'} of {count} {dtype}"]
     if reduced:
-        words.append(f"({_REDUCTIONS[reduced]})")
+        words.append(f"({_REDUCTIONS[reduced] if reduced < len(_REDUCTIONS) else '?'})")
     if root != _NO_ROOT:
         words.append(f"with root {root}")
     return " ".join(words)
