@@ -31,8 +31,9 @@ from cpulaunch.worker.ccl.memory.library import (
     payload_bytes,
 )
 from cpulaunch.worker.ccl.memory.path import MemoryPath
+from cpulaunch.worker.ccl.wire.codes import CALL
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
-from cpulaunch.worker.ccl.wire.reductions import TYPES, find_reduction, packed_call
+from cpulaunch.worker.ccl.wire.reductions import TYPES, describe_call, find_reduction, packed_call
 
 pytestmark = [
     pytest.mark.torch,
@@ -577,3 +578,8 @@ def test_tensors_at_odd_addresses(dtype, count):
     expected = ((torch.arange(count) % 50) * 2 + 1).to(dtype)
     for result in together(2, all_reduced(odd)):
         assert torch.equal(result, expected)
+
+
+def test_whatever_a_rank_says_it_calls_can_be_described() -> None:
+    for number in range(256):
+        assert " of 1 " in describe_call(CALL.pack(1, 0, number, number, number, number))
