@@ -83,3 +83,15 @@ class Forked:
         if self.poll() is None:
             with suppress(ProcessLookupError):  # It has just exited.
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def run_forked(
+    arguments: list[str], environ: dict[str, str], *, modules: tuple[str, ...], folder: Path, seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """What became of a process of the server; it is killed after `seconds`. Raises: TimeoutExpired."""
+    program = Forked(arguments, environ, modules=modules, folder=folder)
+    try:
+        out, err = program.communicate(timeout=seconds)
+    finally:
+        program.kill()
+    return subprocess.CompletedProcess(arguments, program.returncode, out, err)

@@ -18,6 +18,7 @@ from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.measure.tuning.outcome.tuned_profile import profile_text
 from cpulaunch.records.errors import UsageError
 from tests import json_output
+from tests.forked import run_forked
 from tests.launch.launching import alive, eventually
 
 THREADS = """
@@ -31,6 +32,8 @@ SLOWED = THREADS.replace("100.0 / int", "float")
 
 NO_TIME = ("--minutes", "0.001")
 """For a search of which the first launches are enough: none follows them."""
+SLOW_IMPORTS = ("cpulaunch.measure.tuning.study", "optuna.storages._rdb.storage")
+"""What takes a search longer to import than a launch takes."""
 
 
 def parse(*words):
@@ -106,11 +109,8 @@ def tune(tmp_path, home):
 
     def run(*words, code=THREADS, program=("program.py",), **variables):
         (tmp_path / "program.py").write_text(textwrap.dedent(code))
-        command = [sys.executable, "-m", "cpulaunch", "tune", *words, *program]
-        environ = {**home, **variables}
-        return subprocess.run(
-            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
-        )
+        arguments = ["-m", "cpulaunch", "tune", *words, *program]
+        return run_forked(arguments, {**home, **variables}, modules=SLOW_IMPORTS, folder=tmp_path, seconds=240)
 
     return run
 
@@ -417,7 +417,7 @@ def test_ranks_are_compared_each_with_itself(tune):
 
 
 def test_the_reference_has_the_variables_of_the_options(tune):
-    code = f"""{THREADS}    cpulaunch.checksum(os.environ["NEEDED"])\n"""
+    code = f"""{SLOWED}    cpulaunch.checksum(os.environ["NEEDED"])\n"""
     data = read(tune("--json", "--env", "NEEDED=yes", "--vary", "threads=1", "--trials", "1", code=code))
     assert data["outputs"] == ["output"]
     assert data["trials"][0]["failure"] is None
@@ -476,14 +476,17 @@ def test_errors_are_json_with_json(tune):
     assert json_output.read_messages(ran.stderr)[-1]["kind"] == "usage"
 
 
-def test_a_missing_optuna_says_what_to_type(tune, tmp_path):
+def test_a_missing_optuna_says_what_to_type(tmp_path, home):
     (tmp_path / "without").mkdir()
     (tmp_path / "without/sitecustomize.py").write_text(
         "import importlib.util as util\n"
         "found = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'optuna' else found(name, *more)\n"
     )
-    ran = tune("--trials", "1", PYTHONPATH=str(tmp_path / "without"))
+    (tmp_path / "program.py").write_text(textwrap.dedent(THREADS))
+    command = [sys.executable, "-m", "cpulaunch", "tune", "--trials", "1", "program.py"]
+    environ = {**home, "PYTHONPATH": str(tmp_path / "without")}
+    ran = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert (ran.returncode, "pip install 'cpulaunch[tune]'" in ran.stderr) == (125, True)
 
 
@@ -569,25 +572,25 @@ def test_a_profile_has_no_arguments_replaces_no_other_ones_and_is_replaced_by_th
 
 @pytest.mark.parametrize("folder", ["a?b=c#d", "a%20b", "{a}", "a;b&c"])
 def test_a_search_stays_in_its_folder(tune, tmp_path, folder):
-    words = ("--json", "--vary", "threads=1,2", "--trials", "1")
+    words = ("--json", "--vary", "threads=1,2", "--trials", "1", *NO_TIME)
     for _ in range(2):
-        data = read(tune(*words, code=SLOWED, XDG_STATE_HOME=str(tmp_path / folder)))
+        data = read(tune(*words, XDG_STATE_HOME=str(tmp_path / folder)))
     assert Path(data["study"], "study.sqlite3").is_file()
     assert data["study"].startswith(str(tmp_path / folder))
-    assert len(data["baseline"]) >= 2, "the second search goes on with the first"
+    assert len(data["baseline"]) >= 4, "the second search goes on with the first"
     assert sorted(os.listdir(tmp_path)) == sorted(["home", "program.py", "tmp", folder])
 
 
 def test_a_broken_database_is_an_error_with_a_way_out(tune):
-    words = ("--json", "--vary", "threads=1,2", "--trials", "1")
-    database = Path(read(tune(*words, code=SLOWED))["study"], "study.sqlite3")
+    words = ("--json", "--vary", "threads=1,2", "--trials", "1", *NO_TIME)
+    database = Path(read(tune(*words))["study"], "study.sqlite3")
     for left in database.parent.glob("study.sqlite3*"):
         left.write_bytes(b"no database" * 1000)
-    ran = tune(*words, code=SLOWED)
+    ran = tune(*words)
     error = json.loads(ran.stderr.splitlines()[-1])
     assert (ran.returncode, error["what"]) == (125, "the database of the trials cannot be used")
     assert "--fresh" in error["hint"]
-    assert tune(*words, "--fresh", code=SLOWED).returncode == 0
+    assert tune(*words, "--fresh").returncode == 0
 
 
 def test_a_page_and_pictures_of_a_search(tune, tmp_path):
@@ -618,7 +621,7 @@ WAITING = """
     while len([name for name in os.listdir() if name.startswith("pid-")]) == 4 and not os.path.exists("go"):
         time.sleep(0.01)
     import cpulaunch
-    cpulaunch.metric("items/s", 100.0 / int(os.environ.get("OMP_NUM_THREADS", "2")))
+    cpulaunch.metric("items/s", float(os.environ.get("OMP_NUM_THREADS", "2")))
 """
 
 
@@ -642,6 +645,6 @@ def test_ctrl_z_pauses_it_and_the_launch_is_repeated(tmp_path, home):
     out, errors = process.communicate(timeout=100)
     data = json_output.read("tune", out)
     assert (process.returncode, errors) == (0, b"")
-    launches = 2 + len(data["baseline"]) + 3 + sum(len(each["values"]) for each in data["final"]["finalists"])
-    launches += len(data["final"]["default"])
+    measured = [*data["trials"], *data["final"]["finalists"]]
+    launches = 2 + len(data["baseline"]) + len(data["final"]["default"]) + sum(len(each["values"]) for each in measured)
     assert len(list(tmp_path.glob("pid-*"))) == launches + 1
