@@ -18,14 +18,15 @@ FOREIGN = ("CCL_", "FI_", "CPULAUNCH", "PYTHONPATH")
 
 
 @cache
-def server(modules: tuple[str, ...], python_path: str | None) -> socket.socket:
+def server(modules: tuple[str, ...], python_path: str | None, preload: str | None) -> socket.socket:
     """A connection to the server that has imported these modules, from packages in the folders `python_path`.
 
-    OpenMP reads its number of threads there: it is one in all programs.
+    OpenMP reads its number of threads there: it is one in all programs. `preload`: a library that all of them have.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    own = {"OMP_NUM_THREADS": "1"} | ({} if python_path is None else {"PYTHONPATH": python_path})
+    given = {"PYTHONPATH": python_path, "LD_PRELOAD": preload}
+    own = {"OMP_NUM_THREADS": "1"} | {name: value for name, value in given.items() if value is not None}
     with theirs:
         subprocess.Popen(
             [sys.executable, str(SERVER), str(theirs.fileno()), *modules],
@@ -42,7 +43,13 @@ class Forked:
     _number = struct.Struct("i")
 
     def __init__(
-        self, arguments: list[str], environ: dict[str, str], *, modules: tuple[str, ...], folder: Path | None = None
+        self,
+        arguments: list[str],
+        environ: dict[str, str],
+        *,
+        modules: tuple[str, ...],
+        folder: Path | None = None,
+        preload: str | None = None,
     ) -> None:
         self.returncode: int | None = None
         self._out, self._err = (tempfile.TemporaryFile("w+", encoding="utf-8") for _ in range(2))  # noqa: SIM115 - closed by communicate
@@ -50,7 +57,7 @@ class Forked:
         with theirs:
             request = json.dumps([arguments, environ, str(folder or Path.cwd())]).encode()
             descriptors = [self._out.fileno(), self._err.fileno(), theirs.fileno()]
-            socket.send_fds(server(modules, environ.get("PYTHONPATH")), [request], descriptors)
+            socket.send_fds(server(modules, environ.get("PYTHONPATH"), preload), [request], descriptors)
         (self.pid,) = self._number.unpack(self._answers.recv(self._number.size))
 
     def poll(self) -> int | None:

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
+from functools import cache
 from pathlib import Path
 
 from cpulaunch.launch.ranks.port import PortReservation
@@ -16,6 +19,8 @@ HERE = Path(__file__).parent
 LIBRARY = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
 """oneCCL, if it is installed."""
 ROOT = HERE.parents[2]
+SLOW_IMPORTS = ("torch.distributed", "torch._dynamo", "cpulaunch.ccl")
+"""What takes each rank seconds to import."""
 
 
 RESERVED = 8
@@ -44,11 +49,29 @@ def environment(size: int, port: int) -> dict[str, str]:
     return inherited | added
 
 
+@cache
+def yielding() -> str | None:
+    """The path of the library of yielding.c, for as long as this process runs; None without a C compiler.
+
+    Effect: compiles it.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if LIBRARY is None or compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder, "yielding.so")
+        command = [compiler, "-O2", "-shared", "-fPIC", str(HERE / "yielding.c"), "-o", str(built), "-ldl"]
+        subprocess.run(command, check=True)
+        memory = os.memfd_create("yielding")
+        os.write(memory, built.read_bytes())
+    return f"/proc/{os.getpid()}/fd/{memory}"
+
+
 def start(size: int, arguments: list[str], **changes: str) -> list[Forked]:
     """One process for each rank; `changes` are environment variables for all of them."""
     common = environment(size, free_port()) | changes
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-    return [Forked(arguments, common | each, modules=("torch.distributed", "cpulaunch.ccl")) for each in own]
+    return [Forked(arguments, common | each, modules=SLOW_IMPORTS, preload=yielding()) for each in own]
 
 
 def finish(ranks: list[Forked] | list[subprocess.Popen[str]], seconds: float) -> list[tuple[int, str, str]]:
