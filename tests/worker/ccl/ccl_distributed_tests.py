@@ -1,7 +1,8 @@
 """torch's own tests of collectives, DistributedTest, on the CPU: `ccl_distributed_tests.py BACKEND FOLDER [NAME…]`.
 
 Each test runs in two ranks that are forked from this process. BACKEND is gloo, or ccl, which then takes gloo's place as
-`--dist-backend ccl` would. Prints one JSON object: name -> "ok", "skipped" or how its ranks ended.
+`--dist-backend ccl` would. Prints one JSON object: name -> "ok", "skipped", "cannot run here", whatever the backend is,
+or how its ranks ended.
 """
 
 import json
@@ -12,8 +13,14 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 RANKS, SECONDS = 2, 60
+CANNOT_RUN = "cannot run here"
+OF_MACHINES = ("no_cuda", "no_accelerator", "nccl", "small_worldsize", "odd_worldsize", "multi-gpu-")
+"""Beginnings of the names of what torch's tests need whatever the backend is: GPUs, NCCL, or a number of ranks."""
+BARRIER_SECONDS, SOONER_SECONDS = 0.1, 0.01
+"""Between two looks of the barrier around each test whether the other rank has come; and how long it is here."""
 
 
 def load(folder):
@@ -30,7 +37,19 @@ def load(folder):
     for name in ("barrier", "test_dir"):
         Path(folder, name).mkdir(exist_ok=True)
     OnTheCpu.reset_barrier = distributed_test.Barrier.init
+    distributed_test.time = SimpleNamespace(**vars(time) | {"sleep": sleep_or_look_sooner})
     return OnTheCpu
+
+
+def sleep_or_look_sooner(seconds):
+    time.sleep(SOONER_SECONDS if seconds == BARRIER_SECONDS else seconds)
+
+
+def codes_of_machines():
+    """The exit codes of tests that this machine, or the number of ranks, cannot run."""
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    return {skip.exit_code for name, skip in TEST_SKIPS.items() if name.startswith(OF_MACHINES)}
 
 
 def in_ranks(tests, name, folder):
@@ -60,6 +79,8 @@ def in_ranks(tests, name, folder):
     file.unlink(missing_ok=True)
     if codes == [0] * RANKS:
         return "ok"
+    if set(codes) <= codes_of_machines():
+        return CANNOT_RUN
     return "skipped" if min(codes) >= 70 else f"exit codes {codes}"
 
 
