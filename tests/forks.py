@@ -6,6 +6,7 @@ stdout, stderr and a socket, which gets the program's process id and later its e
 tests.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -62,4 +63,5 @@ def run(arguments):
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    gc.freeze()  # Else each program would look at all objects of the modules when it ends, and so copy their memory.
     run(next_program(socket.socket(fileno=int(sys.argv[1]))))
