@@ -31,15 +31,16 @@ def rank_variables(job: JobPlan, local_rank: int) -> tuple[tuple[str, str], ...]
 
 def job_variables(host: Host, request: LaunchRequest, job: JobPlan) -> tuple[VariableRequest, ...]:
     """The variables with one value for all ranks of this host; the user's own values win."""
-    if job.engine == "native" or (job.engine == "scheduler" and job.hosts[1] == 1):
-        return (*_loopback(host), _ASYNCHRONOUS)
+    if job.hosts[1] == 1:
+        return _loopback(host) if job.engine == "elastic" else (*_loopback(host), _ASYNCHRONOUS)
     if request.endpoint_interface is None:
         return ()
-    why = "the network interface that leads to the rendezvous endpoint"
-    return tuple(
-        VariableRequest(name=name, value=request.endpoint_interface, origin="default", reason=why)
-        for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    )
+    return _interface(request.endpoint_interface, "the network interface that leads to the rendezvous endpoint")
+
+
+def _interface(name: str, why: str) -> tuple[VariableRequest, ...]:
+    variables = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    return tuple(VariableRequest(name=each, value=name, origin="default", reason=why) for each in variables)
 
 
 _ASYNCHRONOUS = VariableRequest(
@@ -48,11 +49,11 @@ _ASYNCHRONOUS = VariableRequest(
     origin="default",
     reason="a rank ends when one of its collectives fails on a GPU, as under torchrun",
 )
+"""torch's agent sets it itself."""
 
 
 def _loopback(host: Host) -> tuple[VariableRequest, ...]:
-    """The loopback interface for gloo. On macOS, which calls it lo0, and on Windows, gloo chooses."""
+    """The loopback interface for gloo and torch's RPC. On macOS, which calls it lo0, and on Windows, these choose."""
     if not host.can_bind:
         return ()
-    why = "all ranks are on this host, so gloo uses the loopback interface"
-    return (VariableRequest(name="GLOO_SOCKET_IFNAME", value="lo", origin="default", reason=why),)
+    return _interface("lo", "all ranks are on this host, so they listen on the loopback interface")

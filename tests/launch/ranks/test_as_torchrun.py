@@ -98,6 +98,7 @@ ONLY_CPULAUNCH = {
     "TORCHINDUCTOR_COMPILE_THREADS": "torch.compile's own processes share the rank's cores",
     "TORCHINDUCTOR_CACHE_DIR": "what is compiled for some machine stays with it",
     "GLOO_SOCKET_IFNAME": "all ranks are on this host",
+    "TP_SOCKET_IFNAME": "all ranks are on this host",
 }
 """Variables that only cpulaunch sets, and why."""
 EXIT_CODES = "torchrun ends with 1 whatever the ranks ended with; cpulaunch with the first failing rank's code"

@@ -65,6 +65,25 @@ def test_strangers_reach_no_store_of_a_job_on_one_host(tmp_path: Path, options: 
     assert "stranger: Connection refused" in output
 
 
+RPC = '''\
+import os
+import torch
+from torch.distributed import rpc
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)
+if rank == 0:
+    print("over", os.environ["TP_SOCKET_IFNAME"], rpc.rpc_sync("rank1", torch.add, args=(torch.ones(1), 1)).item())
+rpc.shutdown()
+'''
+
+
+def test_calls_from_rank_to_rank_pass_over_loopback(tmp_path: Path) -> None:
+    (tmp_path / "calls.py").write_text(RPC)
+    command = [sys.executable, "-P", "-m", "cpulaunch", "--nproc-per-node", "2", str(tmp_path / "calls.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, "over lo 2.0\n"), done.stderr
+
+
 def test_the_old_backend_of_the_store_listens_on_loopback_too(tmp_path: Path) -> None:
     assert "stranger: Connection refused" in run(tmp_path, "--nproc-per-node", "2", USE_LIBUV="0")
 

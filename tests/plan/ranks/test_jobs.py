@@ -87,8 +87,16 @@ def test_ranks_get_the_variables_of_torchrun() -> None:
     assert (environ["WORLD_SIZE"], environ["LOCAL_WORLD_SIZE"], environ["ROLE_WORLD_SIZE"]) == ("2", "2", "2")
     assert (environ["ROLE_NAME"], environ["TORCHELASTIC_MAX_RESTARTS"]) == ("trainer", "2")
     assert environ["OMP_NUM_THREADS"] == "4"
-    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert [(worker.rank, worker.local_rank) for worker in made.workers] == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--standalone", "--master-port 29777", "--logs-specs default", "--event-log-handler console"],
+)
+def test_ranks_of_one_host_listen_on_loopback(flags: str) -> None:
+    environ = environ_of(plan(HOST, f"{TWO} {flags}"))
+    assert (environ["GLOO_SOCKET_IFNAME"], environ["TP_SOCKET_IFNAME"]) == ("lo", "lo")
 
 
 def test_user_variables_win_over_the_defaults_of_ranks() -> None:
