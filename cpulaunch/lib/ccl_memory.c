@@ -69,7 +69,7 @@ struct operation {
     struct call call;
     const uint8_t *source; /* this rank's tensor, or null if it sends nothing */
     uint8_t *target;       /* or null if this rank receives nothing */
-    uint64_t bytes;        /* of a block; the same in all ranks. Of an all-to-all compare_splits sets the largest */
+    uint64_t bytes;        /* of a block; the same in all ranks. Of an all-to-all compare sets the largest */
     const struct reduction *reduction; /* or null */
     const uint64_t *splits;            /* of an all-to-all, or null */
     int32_t sender;                    /* a rank or ALL_RANKS */
@@ -315,13 +315,6 @@ void cpulaunch_ccl_leave(const struct group *group) {
 
 #define ALIGNED_BYTES 512 /* of shares and blocks: no two ranks write to the same cache line */
 
-static uint64_t sum(const uint64_t *splits, uint32_t count) {
-    uint64_t total = 0;
-    for (uint32_t rank = 0; rank < count; rank++)
-        total += splits[rank];
-    return total;
-}
-
 static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
@@ -338,15 +331,33 @@ static int has_shares(const struct group *group, const struct operation *operati
     return operation->reduction != NULL && !operation->scatters && operation->bytes > group->payload_bytes;
 }
 
-/* The first byte of a rank's share of `bytes` bytes. */
-static uint64_t share_start(const struct group *group, uint32_t rank, uint64_t bytes) {
-    uint64_t blocks = (bytes + ALIGNED_BYTES - 1) / ALIGNED_BYTES;
-    return least(blocks * rank / group->size * ALIGNED_BYTES, bytes);
-}
-
 /* Bytes of the piece in a block of `bytes` bytes. */
 static uint64_t piece_bytes(const struct group *group, const struct operation *operation, uint64_t bytes) {
     return bytes > operation->done ? least(bytes - operation->done, step_bytes(group, operation)) : 0;
+}
+
+struct span {
+    uint64_t start, bytes;
+};
+
+/* A rank's share of the piece. */
+static struct span share_of(const struct group *group, const struct operation *operation, uint32_t rank) {
+    uint64_t bytes = piece_bytes(group, operation, operation->bytes);
+    uint64_t blocks = (bytes + ALIGNED_BYTES - 1) / ALIGNED_BYTES;
+    uint64_t start = least(blocks * rank / group->size * ALIGNED_BYTES, bytes);
+    return (struct span){start, least(blocks * (rank + 1) / group->size * ALIGNED_BYTES, bytes) - start};
+}
+
+/* The piece of block number `rank` of a tensor whose blocks have the sizes in `splits`, or are of one size. */
+static struct span piece_of(const struct group *group, const struct operation *operation, const uint64_t *splits,
+                            uint32_t rank) {
+    uint64_t start = rank * operation->bytes, bytes = operation->bytes;
+    if (splits != NULL) {
+        start = 0, bytes = splits[rank];
+        for (uint32_t before = 0; before < rank; before++)
+            start += splits[before];
+    }
+    return (struct span){start + operation->done, piece_bytes(group, operation, bytes)};
 }
 
 static void copy(uint8_t *target, const uint8_t *source, uint64_t bytes) {
@@ -354,119 +365,94 @@ static void copy(uint8_t *target, const uint8_t *source, uint64_t bytes) {
         memmove(target, source, bytes);
 }
 
-/* Copies the piece from this rank's source to its payload. */
+/* Copies the piece from this rank's source to its payload; without its own share, which no other rank reads. */
 static void fill(const struct group *group, const struct operation *operation) {
     uint8_t *payload = group->ranks[group->rank].payloads[operation->parity];
-    const uint64_t *splits = operation->splits;
-    if (operation->source == NULL)
-        return;
-    if (has_shares(group, operation)) { /* all but its own share, which no other rank reads */
-        uint64_t bytes = piece_bytes(group, operation, operation->bytes);
-        uint64_t first = share_start(group, group->rank, bytes), last = share_start(group, group->rank + 1, bytes);
-        copy(payload, operation->source + operation->done, first);
-        copy(payload + last, operation->source + operation->done + last, bytes - last);
-        return;
-    }
-    for (uint32_t block = 0; block < (operation->scatters ? group->size : 1); block++) {
-        uint64_t start = splits != NULL ? sum(splits, block) : block * operation->bytes;
-        uint64_t bytes = piece_bytes(group, operation, splits != NULL ? splits[block] : operation->bytes);
-        copy(payload + block * step_bytes(group, operation), operation->source + start + operation->done, bytes);
-    }
+    int has_share = has_shares(group, operation);
+    for (uint32_t rank = 0; rank < group->size && operation->source != NULL; rank++)
+        if (has_share && rank != group->rank) {
+            struct span share = share_of(group, operation, rank);
+            copy(payload + share.start, operation->source + operation->done + share.start, share.bytes);
+        } else if (!has_share && (rank == 0 || operation->scatters)) {
+            struct span piece = piece_of(group, operation, operation->splits, rank);
+            copy(payload + rank * step_bytes(group, operation), operation->source + piece.start, piece.bytes);
+        }
 }
 
-/* Copies the piece from the payloads of the senders to this rank's target. */
+/* Copies the piece from the payloads of the senders, or all ranks' shares of it, to this rank's target. */
 static void drain(const struct group *group, const struct operation *operation) {
-    const uint64_t *splits = operation->splits;
+    const uint64_t *splits = operation->splits != NULL ? operation->splits + group->size : NULL;
     uint64_t offset = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
-    if (operation->target == NULL)
-        return;
-    for (uint32_t step = 1; step <= group->size; step++) {
+    for (uint32_t step = 1; step <= group->size && operation->target != NULL; step++) {
         uint32_t other = (group->rank + step) % group->size;
-        uint64_t start = splits != NULL ? sum(splits + group->size, other) : other * operation->bytes;
-        uint64_t bytes = piece_bytes(group, operation, splits != NULL ? splits[group->size + other] : operation->bytes);
-        if (operation->sender == ALL_RANKS || operation->sender == (int32_t)other)
-            copy(operation->target + (operation->sender == ALL_RANKS ? start : 0) + operation->done,
-                 group->ranks[other].payloads[operation->parity] + offset, bytes);
+        const uint8_t *payload = group->ranks[other].payloads[operation->parity];
+        if (has_shares(group, operation)) {
+            struct span share = share_of(group, operation, other);
+            copy(operation->target + operation->done + share.start, payload + share.start, share.bytes);
+        } else if (operation->sender == ALL_RANKS || operation->sender == (int32_t)other) {
+            struct span piece = piece_of(group, operation, splits, operation->sender == ALL_RANKS ? other : 0);
+            copy(operation->target + piece.start, payload + offset, piece.bytes);
+        }
     }
 }
 
 #define DEFAULT_MODE 0x1F80 /* of floating-point arithmetic when a process starts. Source: Intel SDM, MXCSR */
 
-/* Reduces bytes `first` to `last` of all payloads, from `left`, which is of the rank `start`. */
-static void combine_payloads(const struct group *group, const struct operation *operation, uint8_t *result,
-                             const uint8_t *left, uint32_t start, uint64_t first, uint64_t last) {
+/* Reduces the piece, or this rank's share of it, which stays in its payload. */
+static void reduce(const struct group *group, const struct operation *operation) {
     const struct reduction *how = operation->reduction;
     const struct arithmetic *type = &types[how->type];
-    uint64_t bytes = last - first;
+    uint64_t offset = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
+    struct span part = {offset, piece_bytes(group, operation, operation->bytes)};
+    uint32_t first = 0;
+    uint8_t *result = operation->target != NULL ? operation->target + operation->done : NULL;
+    const uint8_t *left = group->ranks[first].payloads[operation->parity] + part.start;
+    if (has_shares(group, operation)) {
+        first = group->rank;
+        part = share_of(group, operation, first);
+        result = group->ranks[first].payloads[operation->parity] + part.start;
+        left = operation->source + operation->done + part.start;
+    }
+    if (result == NULL)
+        return;
     /* The program may have told this thread alone to count subnormal numbers as zero (torch.set_flush_denormal), but all
      * ranks must compute the same. */
     unsigned int mode = _mm_getcsr();
     _mm_setcsr(DEFAULT_MODE);
     for (uint32_t step = 1; step < group->size; step++) {
-        const uint8_t *right = group->ranks[(start + step) % group->size].payloads[operation->parity] + first;
-        type->combine[how->operation](result, left, right, bytes / type->size);
+        const uint8_t *right = group->ranks[(first + step) % group->size].payloads[operation->parity] + part.start;
+        type->combine[how->operation](result, left, right, part.bytes / type->size);
         left = result;
     }
-    copy(result, left, bytes);
+    copy(result, left, part.bytes);
     if (how->divisor > 1)
-        type->divide(result, bytes / type->size, how->divisor);
+        type->divide(result, part.bytes / type->size, how->divisor);
     _mm_setcsr(mode);
-}
-
-/* Reduces the piece, or this rank's share of it, which stays in its payload. */
-static void reduce(const struct group *group, const struct operation *operation) {
-    uint64_t bytes = piece_bytes(group, operation, operation->bytes);
-    if (has_shares(group, operation)) {
-        uint64_t first = share_start(group, group->rank, bytes), last = share_start(group, group->rank + 1, bytes);
-        combine_payloads(group, operation, group->ranks[group->rank].payloads[operation->parity] + first,
-                         operation->source + operation->done + first, group->rank, first, last);
-    } else if (operation->target != NULL) {
-        uint64_t first = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
-        combine_payloads(group, operation, operation->target + operation->done,
-                         group->ranks[0].payloads[operation->parity] + first, 0, first, first + bytes);
-    }
-}
-
-/* Copies all ranks' shares of the piece to the target. */
-static void copy_shares(const struct group *group, const struct operation *operation) {
-    uint64_t bytes = piece_bytes(group, operation, operation->bytes);
-    for (uint32_t step = 0; step < group->size && operation->target != NULL; step++) {
-        uint32_t other = (group->rank + step) % group->size;
-        uint64_t first = share_start(group, other, bytes), last = share_start(group, other + 1, bytes);
-        copy(operation->target + operation->done + first,
-             group->ranks[other].payloads[operation->parity] + first, last - first);
-    }
 }
 
 /*
  * Operations
  */
 
-/* Returns DONE if each rank expects what the others send; else sets failed_rank (the sender) and other_rank. */
-static enum outcome compare_splits(const struct group *group, struct operation *operation) {
-    for (uint32_t sender = 0; sender < group->size; sender++)
-        for (uint32_t receiver = 0; receiver < group->size; receiver++) {
-            uint64_t sent = group->ranks[sender].splits[operation->parity][receiver];
-            if (sent != group->ranks[receiver].splits[operation->parity][group->size + sender]) {
-                operation->failed_rank = (int32_t)sender, operation->other_rank = (int32_t)receiver;
-                return UNEVEN;
-            }
-            if (sent > operation->bytes)
-                operation->bytes = sent;
-        }
-    return DONE;
-}
-
-/* Returns DONE if all ranks have announced the same call; else sets failed_rank. */
+/* Returns DONE if all ranks have announced the same call, and each expects what the others send; else sets failed_rank
+ * and other_rank (of an all-to-all: the sender and the receiver). */
 static enum outcome compare(const struct group *group, struct operation *operation) {
-    for (uint32_t other = 0; other < group->size; other++) {
-        const struct call *theirs = &group->ranks[other].slot->announcements[operation->parity];
-        if (memcmp(theirs, &operation->call, sizeof *theirs) != 0) {
-            operation->failed_rank = (int32_t)other;
+    uint32_t parity = operation->parity, size = group->size;
+    for (uint32_t other = 0; other < size; other++) {
+        operation->failed_rank = (int32_t)other;
+        if (memcmp(&group->ranks[other].slot->announcements[parity], &operation->call, sizeof operation->call) != 0)
             return DISAGREES;
-        }
     }
-    return operation->splits != NULL ? compare_splits(group, operation) : DONE;
+    for (uint32_t pair = 0; pair < size * size && operation->splits != NULL; pair++) {
+        uint32_t sender = pair / size, receiver = pair % size;
+        uint64_t sent = group->ranks[sender].splits[parity][receiver];
+        operation->failed_rank = (int32_t)sender, operation->other_rank = (int32_t)receiver;
+        if (sent != group->ranks[receiver].splits[parity][size + sender])
+            return UNEVEN;
+        if (sent > operation->bytes)
+            operation->bytes = sent;
+    }
+    return DONE;
 }
 
 /* Publishes this rank's piece, with its call if it is the first one; returns as arrive. */
@@ -508,7 +494,7 @@ int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
         if (has_shares(group, operation)) {
             if ((outcome = await_all(group, operation)) != DONE)
                 return (int)outcome;
-            copy_shares(group, operation);
+            drain(group, operation);
         }
         operation->done += step_bytes(group, operation);
         operation->phase = ANNOUNCE;
