@@ -5,35 +5,27 @@ the CPUs of each rank to fork, "0-3;4-7" (an empty entry: not bound); SIZES are 
 of stdout is the result: {"times": [[bytes, gloo seconds, ccl seconds], …]} or {"failed": "why"}.
 """
 
-from __future__ import annotations
-
-import ctypes
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from cpulaunch.records.cpulist import parse_cpulist
 from cpulaunch.system.files.shared_memory import remove_shared_memory
+from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.loopback_store import on_loopback
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import FrameType
-    from typing import Any, NoReturn
 
 BUDGET_SECONDS = 1.0
 """Time for all sizes together; MIN_ROUNDS may take longer."""
 MIN_ROUNDS, MAX_ROUNDS, WARMUP_ROUNDS = 3, 50, 2
 """Fewest and most measured rounds for each size, and the unmeasured rounds before them."""
 TIMEOUT = timedelta(seconds=20)
-PR_SET_PDEATHSIG = 1
-"""Source: prctl(2)."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,8 +34,11 @@ def main(arguments: Sequence[str]) -> int:
     Effect: writes the result to stdout. All ranks have exited on return, and also after SIGTERM or the launcher's exit.
     """
     launcher, cpu_lists, sizes = arguments
-    signal.signal(signal.SIGTERM, _exit_on_signal)
-    end_with(int(launcher), signal.SIGTERM)
+    # This process kills the ranks, and removes their shared memory, before it exits.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    die_with_parent(signal.SIGTERM, parent=os.getppid())
+    if os.getppid() != int(launcher):
+        return 1
     from torch.distributed import TCPStore  # Imported once, before the ranks are forked.
 
     cpus = [parse_cpulist(cpu_list) for cpu_list in cpu_lists.split(";")]
@@ -57,18 +52,6 @@ def main(arguments: Sequence[str]) -> int:
     finally:
         _kill(ranks)
         wait_for(ranks, since=since)
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> NoReturn:
-    """Raises: SystemExit, so that `main` kills the ranks and removes their shared memory before this process exits."""
-    sys.exit(128 + number)
-
-
-def end_with(parent: int, number: int) -> None:
-    """Effect: the kernel signals this process when its parent exits; exits at once if the parent already has."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def wait_for(ranks: set[int], *, since: float) -> int:
@@ -106,7 +89,7 @@ def fork_rank(rank: int, cpus: Sequence[frozenset[int]], sizes: Sequence[int], *
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with(parent, signal.SIGKILL)
+        die_with_parent(signal.SIGKILL, parent=parent)
         if cpus[rank]:
             os.sched_setaffinity(0, cpus[rank])
         times = _measure(rank, len(cpus), sizes, port=port)
@@ -138,33 +121,25 @@ def _measure(rank: int, size: int, sizes: Sequence[int], *, port: int) -> list[t
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     register_best(TorchSettings())
     groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=TIMEOUT))
-    measured = [(count, *_compare(groups, count, BUDGET_SECONDS / len(sizes))) for count in sizes]
+
+    def timed(tensor: torch.Tensor, group: Any) -> float:
+        dist.barrier()
+        start = perf_counter()
+        dist.all_reduce(tensor, group=group)
+        return perf_counter() - start
+
+    measured = []
+    for count in sizes:
+        tensor = torch.zeros(max(1, count // 4))
+        warm = [[timed(tensor, group) for group in groups] for _ in range(WARMUP_ROUNDS)]
+        fitting = int(BUDGET_SECONDS / len(sizes) / sum(warm[-1]))
+        rounds = torch.tensor(max(MIN_ROUNDS, min(MAX_ROUNDS, fitting)))
+        dist.broadcast(rounds, 0)
+        times = [[timed(tensor, group) for group in groups] for _ in range(int(rounds))]  # Alternately.
+        gloo, ccl = (median(column) for column in zip(*times, strict=True))
+        measured.append((count, gloo, ccl))
     dist.barrier()
     return measured
-
-
-def _compare(groups: tuple[Any, Any], count: int, seconds: float) -> tuple[float, float]:
-    """Median seconds of an all-reduce of `count` bytes in each of the two groups, measured alternately."""
-    import torch
-    import torch.distributed as dist
-
-    tensor = torch.zeros(max(1, count // 4))
-    warm = [[_time(tensor, group) for group in groups] for _ in range(WARMUP_ROUNDS)]
-    rounds = torch.tensor(max(MIN_ROUNDS, min(MAX_ROUNDS, int(seconds / sum(warm[-1])))))
-    dist.broadcast(rounds, 0)
-    times = [[_time(tensor, group) for group in groups] for _ in range(int(rounds))]
-    gloo, ccl = (median(column) for column in zip(*times, strict=True))
-    return gloo, ccl
-
-
-def _time(tensor: Any, group: Any) -> float:
-    """Seconds of one all-reduce."""
-    import torch.distributed as dist
-
-    dist.barrier()
-    start = perf_counter()
-    dist.all_reduce(tensor, group=group)
-    return perf_counter() - start
 
 
 if __name__ == "__main__":
