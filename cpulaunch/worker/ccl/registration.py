@@ -4,22 +4,17 @@ A registered backend changes how torch treats the others ("cpu:gloo,…" gets an
 ccl only when the program names it. Source: torch/distributed/distributed_c10d.py, Backend.__new__.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
+from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
+from typing import Any
 
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import warned
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 NAME, GLOO, MPI = "ccl", "gloo", "mpi"
 AVAILABLE = "is_ccl_available"
@@ -29,6 +24,10 @@ BINDINGS = "oneccl_bindings_for_pytorch"
 """Intel's own backend "ccl", for torch 2.8 and older."""
 MACHINE = ("linux", "x86_64")
 _C10D = "torch.distributed.distributed_c10d"
+
+
+def _package() -> Any:
+    return sys.modules["torch.distributed"]
 
 
 def register() -> None:
@@ -60,8 +59,7 @@ def _creator() -> Any:
 
 def _accept_in_monitored_barrier(c10d: Any) -> None:
     """Effect: torch's monitored_barrier, which it has for gloo only, accepts this package's groups too."""
-    package: Any = sys.modules["torch.distributed"]
-    plain = c10d.monitored_barrier
+    package, plain = _package(), c10d.monitored_barrier
 
     @wraps(plain)
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -74,15 +72,10 @@ def _accept_in_monitored_barrier(c10d: Any) -> None:
 def _skip_in_flight_recorder(c10d: Any) -> None:
     """Effect: the flight recorder of torch 2.15 skips this package's groups: it can only record backends in C++."""
     plain = getattr(c10d, "_maybe_attach_flight_recorder", None)
-    if plain is None:
-        return
-
-    @wraps(plain)
-    def attach(group: Any, *arguments: Any, **named: Any) -> None:
-        if not hasattr(group, "barrier_by_gloo"):
-            plain(group, *arguments, **named)
-
-    c10d._maybe_attach_flight_recorder = attach
+    if plain is not None:
+        c10d._maybe_attach_flight_recorder = wraps(plain)(
+            lambda group, *more, **named: None if hasattr(group, "barrier_by_gloo") else plain(group, *more, **named)
+        )
 
 
 def announce(chosen: str | None = None) -> None:
@@ -91,9 +84,8 @@ def announce(chosen: str | None = None) -> None:
     torch calls the function `is_NAME_available` if there is one, before it looks at the registered backends.
     `chosen` is the value of --dist-backend. Source: torch/distributed/distributed_c10d.py, is_backend_available.
     """
-    package: Any = sys.modules["torch.distributed"]
-    if not hasattr(package, AVAILABLE):
-        setattr(package, AVAILABLE, lambda: chosen == GLOO or is_available())
+    if not hasattr(_package(), AVAILABLE):
+        setattr(_package(), AVAILABLE, lambda: chosen == GLOO or is_available())
 
 
 def check_machine(system: str, architecture: str) -> None:
@@ -111,17 +103,14 @@ def is_available() -> bool:
     """
     from cpulaunch.worker.ccl.oneccl.library import is_installed
 
-    if find_spec(BINDINGS) is not None:
-        return True
-    if (sys.platform, platform.machine()) != MACHINE:
-        return False
+    if find_spec(BINDINGS) is not None or (sys.platform, platform.machine()) != MACHINE:
+        return find_spec(BINDINGS) is not None
     return os.environ.get(PATH_VARIABLE) != "oneccl" or is_installed()
 
 
 def register_best(settings: TorchSettings) -> None:
     """Effect: registers a backend "ccl": Intel's bindings if they can be imported, else this package's."""
-    backend = sys.modules[_C10D].Backend
-    if NAME.upper() not in backend._plugins and find_spec(BINDINGS) is not None:
+    if NAME.upper() not in sys.modules[_C10D].Backend._plugins and find_spec(BINDINGS) is not None:
         try:
             __import__(BINDINGS)
         except (ImportError, OSError, RuntimeError) as error:
@@ -131,18 +120,18 @@ def register_best(settings: TorchSettings) -> None:
 
 def offer(settings: TorchSettings) -> str:
     """An empty note. Effect: a program that names ccl gets it; is_backend_available("ccl") is correct before that."""
+
+    def registered(name: str) -> str:
+        # A name has one backend for all devices ("ccl") or one for each ("cpu:ccl,cuda:nccl").
+        if NAME in [part.rpartition(":")[2] for part in name.split(",")]:
+            register_best(settings)
+        return name
+
     if _C10D in sys.modules:
         announce(settings.dist_backend)
         if settings.dist_backend != GLOO:
-            _watch_names(lambda name: _register_if_named(name, settings))
+            _watch_names(registered)
     return ""  # A torch that is built without torch.distributed needs no backend.
-
-
-def _register_if_named(name: str, settings: TorchSettings) -> str:
-    """The name, unchanged. Effect: registers ccl if the name contains it."""
-    if NAME in _parts(name):
-        register_best(settings)
-    return name
 
 
 def choose(settings: TorchSettings) -> str:
@@ -170,18 +159,13 @@ def _choose_default(name: str, settings: TorchSettings) -> str:
     With a GPU nothing changes: torch creates one group for all devices, and a group written in Python supports only
     the devices of its own backend.
     """
-    if name == DEFAULT and not _has_gpu():
+    import torch
+
+    if name == DEFAULT and not (torch.cuda.is_available() or torch.xpu.is_available()):
         if settings.dist_backend == NAME:
             register_best(settings)
         sys.modules[_C10D].Backend.default_device_backend_map["cpu"] = settings.dist_backend
     return name
-
-
-def _has_gpu() -> bool:
-    """Whether torch would choose a backend for a GPU."""
-    import torch
-
-    return torch.cuda.is_available() or torch.xpu.is_available()
 
 
 def _watch_names(replace: Callable[[str], str]) -> None:
@@ -200,24 +184,17 @@ def _watch_init(c10d: Any, settings: TorchSettings) -> None:
 
     Names for several devices do not change: see _choose_default.
     """
-    chosen = settings.dist_backend or GLOO  # Never None here: this runs only if a backend was chosen.
-    package: Any = sys.modules["torch.distributed"]
-    plain = c10d.init_process_group
+    package, plain = _package(), c10d.init_process_group
 
     @wraps(plain)
     def init_process_group(backend: str | None = None, *arguments: Any, **named: Any) -> Any:
         if isinstance(backend, str):
-            backend = backend if "," in backend else _renamed(backend.lower(), GLOO, chosen)
+            backend = backend if "," in backend else _renamed(backend.lower(), GLOO, str(settings.dist_backend))
         else:
             _choose_default(DEFAULT, settings)  # If device_id is given, torch reads its default at once.
         return plain(backend, *arguments, **named)
 
     c10d.init_process_group = package.init_process_group = init_process_group
-
-
-def _parts(name: str) -> list[str]:
-    """The backends in a name: one for all devices ("ccl") or one for each ("cpu:ccl,cuda:nccl")."""
-    return [part.rpartition(":")[2] for part in name.split(",")]
 
 
 def _renamed(name: str, old: str, new: str) -> str:
