@@ -6,22 +6,15 @@ are numbered as sections of a document are: the third callback, added after two 
 adds, has the places 3.1, 3.2 and so on.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    RunNext = Callable[["Place | None", "tuple[Position, ...]"], bool]
 
 Place = tuple[int, ...]
 
@@ -36,11 +29,9 @@ class Position:
         self.first_callback: Place | None = None
 
 
+RunNext = Callable[[Place | None, tuple[Position, ...]], bool]
 UNKNOWN = Position()
 """Stands for what completes a future that is not one of a work, which may be the callback of any work."""
-
-_METHODS = ("then", "add_done_callback")
-"""The methods of torch._C.Future that torch.futures.Future calls. Source: torch/futures/__init__.py."""
 
 _numbers = itertools.count(1)
 positions: WeakKeyDictionary[Any, tuple[Position, ...]] = WeakKeyDictionary()
@@ -55,11 +46,9 @@ class _Callback:
     def __init__(self, place: Place) -> None:
         self.place, self.count = place, 0
 
-    def last(self) -> Place:
-        return (*self.place, self.count)
-
-    def upcoming(self) -> Place:
-        return (*self.place, self.count + 1)
+    def at(self, number: int) -> Place:
+        """The place of what it called last (0), or calls next (1)."""
+        return (*self.place, self.count + number)
 
 
 class _Running(threading.local):
@@ -78,15 +67,15 @@ def next_place() -> Place:
     if callback is None:
         return (next(_numbers),)
     callback.count += 1
-    return callback.last()
+    return callback.at(0)
 
 
 def comes_later(position: Position) -> bool:
     """Whether the callbacks of a work come after the running callback, which has not called the work itself."""
     callback, first = _running.callback, position.first_callback
-    if callback is None or callback.place < position.place < callback.upcoming():
+    if callback is None or callback.place < position.place < callback.at(1):
         return False
-    return first is None or first > callback.upcoming()
+    return first is None or first > callback.at(1)
 
 
 @contextmanager
@@ -107,49 +96,45 @@ def finishing(run_next: RunNext) -> Iterator[None]:
 def watch_callbacks() -> None:
     """Effect: the callbacks that Python code adds to any future have a place from now on, and may wait for futures."""
     torch_c: Any = torch._C
-    future = torch_c.Future
-    if not hasattr(future.wait, "__wrapped__"):
-        future.wait = _helping(future.wait)
-        torch_c._collect_all = _collecting(torch_c._collect_all)
-        for name in _METHODS:
-            setattr(future, name, _placing(getattr(future, name)))
+    if not hasattr(torch_c.Future.wait, "__wrapped__"):
+        _replace(torch_c.Future, "wait", _wait)
+        _replace(torch_c, "_collect_all", _collect)
+        for name in (
+            "then",
+            "add_done_callback",
+        ):  # Which torch.futures.Future calls. Source: torch/futures/__init__.py.
+            _replace(torch_c.Future, name, _add)
 
 
-def _helping(plain: Any) -> Any:
-    @wraps(plain)
-    def wait(future: Any) -> Any:
-        helpers, callback = _running.helpers, _running.callback
-        before = None if callback is None else callback.upcoming()
-        needed = positions.get(future, (UNKNOWN,))
-        while helpers and not future.done() and any(run_next(before, needed) for run_next in reversed(helpers)):
-            pass  # Nothing comes before later, so then the future depends on other threads.
-        return plain(future)
-
-    return wait
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Effect: the function replaces a function of torch's, which it gets as its first argument."""
+    plain = getattr(owner, name)
+    setattr(owner, name, wraps(plain)(lambda *arguments: function(plain, *arguments)))
 
 
-def _placing(plain: Any) -> Any:
-    @wraps(plain)
-    def add(future: Any, callback: Callable[[Any], Any]) -> Any:
-        added, works = next_place(), positions.get(future, ())
-        for work in works:
-            work.first_callback = min(work.first_callback or added, added)
-        derived = plain(future, _placed(callback, added))
-        if derived is not None and works:
-            positions[derived] = works
-        return derived
-
-    return add
+def _wait(plain: Any, future: Any) -> Any:
+    helpers, callback = _running.helpers, _running.callback
+    before = None if callback is None else callback.at(1)
+    needed = positions.get(future, (UNKNOWN,))
+    while helpers and not future.done() and any(run_next(before, needed) for run_next in reversed(helpers)):
+        pass  # Nothing comes before later, so then the future depends on other threads.
+    return plain(future)
 
 
-def _collecting(plain: Any) -> Any:
-    @wraps(plain)
-    def collect(futures: list[Any]) -> Any:
-        collected = plain(futures)
-        positions[collected] = tuple(work for each in futures for work in positions.get(each, (UNKNOWN,)))
-        return collected
+def _add(plain: Any, future: Any, callback: Callable[[Any], Any]) -> Any:
+    added, works = next_place(), positions.get(future, ())
+    for work in works:
+        work.first_callback = min(work.first_callback or added, added)
+    derived = plain(future, _placed(callback, added))
+    if derived is not None and works:
+        positions[derived] = works
+    return derived
 
-    return collect
+
+def _collect(plain: Any, futures: list[Any]) -> Any:
+    collected = plain(futures)
+    positions[collected] = tuple(work for each in futures for work in positions.get(each, (UNKNOWN,)))
+    return collected
 
 
 def _placed(callback: Callable[[Any], Any], added: Place) -> Callable[[Any], Any]:
@@ -160,7 +145,7 @@ def _placed(callback: Callable[[Any], Any], added: Place) -> Callable[[Any], Any
 
     def run(future: Any) -> Any:
         around = _running.callback
-        keeps_place = bool(_running.helpers) if around is None else added >= around.last()
+        keeps_place = bool(_running.helpers) if around is None else added >= around.at(0)
         _running.callback = _Callback(added if keeps_place else next_place())
         try:
             return callback(future)

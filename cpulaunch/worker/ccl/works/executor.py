@@ -5,37 +5,23 @@ its own, oneCCL 2022.1 mixes up its messages when two threads call it at once. R
 must therefore call collectives of these groups in the same order, as with NCCL.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
 from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
-from cpulaunch.worker.ccl.works.callback_order import UNKNOWN, comes_later, finishing, next_place
-from cpulaunch.worker.ccl.works.thread_setup import configure_thread, unpinned_cpus
+from cpulaunch.worker.ccl.works.callback_order import UNKNOWN, Place, Position, comes_later, finishing, next_place
+from cpulaunch.worker.ccl.works.thread_setup import configure_thread, start_thread, unpinned_cpus
 from cpulaunch.worker.ccl.works.work import INTERRUPTED, CclWork, DoneWork, keep_alive
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from cpulaunch.worker.ccl.works.callback_order import Place, Position
-
-
-def _start(name: str, run: Callable[[], None]) -> threading.Thread:
-    """Effect: starts a thread that does not keep the program alive. Raises: RuntimeError."""
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 class Executor:
@@ -58,17 +44,8 @@ class Executor:
         self.lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # A signal handler may submit works too.
-        self._running_thread = self._callback_thread = 0
+        self.running_thread = self._callback_thread = 0  # The threads that run a job, and callbacks.
         self._is_closed = False
-
-    def try_acquire(self) -> bool:
-        """Whether the calling thread may run the next work itself; it must then release `lock`."""
-        if not self.lock.acquire(blocking=False):
-            return False
-        if self._works:
-            self.lock.release()
-            return False
-        return True
 
     def submit(self, work: CclWork) -> None:
         """Effect: the work runs after all earlier ones; one that a callback submits, before those submitted later.
@@ -79,36 +56,27 @@ class Executor:
         self._check_not_running()
         with self._starting:  # Several threads may submit works.
             if self._thread is None:
-                self._thread = _start("ccl", self._run_all)
+                self._thread = start_thread("ccl", self._run_all)
                 _started.add(self)
-        work.position.place = next_place()
+        place, at = next_place(), sys.maxsize
+        work.position.place = place
         keep_alive(work)
-        at = self._index(work) if self._callback_thread == threading.get_ident() else sys.maxsize
+        if self._callback_thread == threading.get_ident():
+            # This thread holds `lock`: others only append works, and these not always in order.
+            at = 0
+            while at < len(self._works) and self._works[at].position.place <= place:
+                at += 1
         self.unfinished[work] = None  # Python handles signals after calls, so not before the work is queued.
         self._works.insert(at, work)
         self._queue.put(None)
 
-    def _index(self, work: CclWork) -> int:
-        """The index in the queue of the place of a work that a callback calls.
-
-        The calling thread holds `lock`, so that others only append works, and these not always in order.
-        """
-        at = 0
-        while at < len(self._works) and self._works[at].position.place <= work.position.place:
-            at += 1
-        return at
-
     def run(self, job: Callable[[], Any]) -> Any:
         """The result of the job, run by the calling thread, which holds `lock`."""
-        outer, self._running_thread = self._running_thread, threading.get_ident()
+        outer, self.running_thread = self.running_thread, threading.get_ident()
         try:
             return job()
         finally:
-            self._running_thread = outer
-
-    def is_running(self) -> bool:
-        """Whether a job is running."""
-        return self._running_thread != 0
+            self.running_thread = outer
 
     def finish(self, work: CclWork, error: BaseException | None = None) -> None:
         """Effect: completes the work, and its future, whose callbacks this thread runs. It holds `lock`.
@@ -147,29 +115,36 @@ class Executor:
             raise CclError("this process was forked after init_process_group and is not a rank of the group")
 
     def _check_not_running(self) -> None:
-        if self._running_thread == threading.get_ident():
+        if self.running_thread == threading.get_ident():
             raise CclError(
                 "a signal handler called a collective while another one was running\n"
                 "hint: set a flag in the handler and check it between collectives"
             )
 
-    def run_until(self, work: CclWork, *, has_own_timeout: bool) -> None:
+    def help_with(self, work: CclWork, *, has_own_timeout: bool) -> None:
         """Effect: the calling thread, which waits for the work, runs it and all earlier ones, if it may.
 
         It may not if its wait has a timeout of its own, if works may hang, or while another thread runs a work. The
         callback of a future always runs them, because otherwise it would wait for its own thread.
-        Raises: CclError if this thread is running a work.
+        Raises: CclError in a forked process or while this thread runs a work. An interrupt breaks the group.
         """
+        self.check_process()
         self._check_not_running()
-        if self._callback_thread == threading.get_ident():
-            self._run_works(work)
-        elif not (has_own_timeout or self.may_hang) and self.lock.acquire(blocking=False):
-            try:
+        try:
+            if self._callback_thread == threading.get_ident():
                 self._run_works(work)
-            finally:
-                self.lock.release()
-                if self._put_off:  # After an interrupt.
-                    self._queue.put(None)
+            elif not (has_own_timeout or self.may_hang) and self.lock.acquire(blocking=False):
+                try:
+                    self._run_works(work)
+                finally:
+                    self.lock.release()
+                    if self._put_off:  # After an interrupt.
+                        self._queue.put(None)
+        except CclError:
+            raise
+        except BaseException as error:
+            work.queue.give_up(error)
+            raise
 
     def watch(self, work: CclWork) -> None:
         """Effect: the work's future fails at the timeout, even if no thread waits for the work itself."""
@@ -177,7 +152,7 @@ class Executor:
             return
         self._watched.put(work)
         with self._starting:
-            self._watcher = self._watcher or _start("ccl watch", self._watch_all)
+            self._watcher = self._watcher or start_thread("ccl watch", self._watch_all)
 
     def _watch_all(self) -> None:
         while True:
@@ -242,9 +217,20 @@ class Executor:
         return False
 
     def _run_next(self) -> None:
+        """Effect: runs and finishes a work. Errors but RanksDisagreeError, which all ranks raise, break its group."""
         work = self._works.popleft()
+        queue = work.queue
         try:
-            work.queue.run_work(work)
+            if queue.broken is not None:
+                self.finish(work, CclError(f"the group is broken: {queue.broken}"))
+                return
+            try:
+                work.run()
+            finally:
+                error = work.exception()
+                if error is not None and not isinstance(error, RanksDisagreeError):
+                    queue.give_up(error)
+                self.finish(work)
         except BaseException:
             work.finish(CclError(INTERRUPTED))
             raise
@@ -309,44 +295,17 @@ class GroupQueue:
         Raises: the job's error.
         """
         self._check()
-        is_acquired = False
+        executor, is_acquired = self.executor, False
         try:
-            is_acquired = self.executor.try_acquire()
-            return DoneWork(self.executor.run(job)) if is_acquired else None
+            is_acquired = executor.lock.acquire(blocking=False)
+            return DoneWork(executor.run(job)) if is_acquired and not executor._works else None
         except BaseException as error:  # An interrupt breaks the group too: the other ranks have begun.
             if not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
             raise
         finally:
             if is_acquired:
-                self.executor.lock.release()
-
-    def run_work(self, work: CclWork) -> None:
-        """Effect: runs and finishes the work. Errors but RanksDisagreeError, which all ranks raise, break the group."""
-        if self.broken is not None:
-            self.executor.finish(work, CclError(f"the group is broken: {self.broken}"))
-            return
-        try:
-            work.run()
-        finally:
-            error = work.exception()
-            if error is not None and not isinstance(error, RanksDisagreeError):
-                self.give_up(error)
-            self.executor.finish(work)
-
-    def help_with(self, work: CclWork, *, has_own_timeout: bool) -> None:
-        """Effect: the calling thread, which waits for the work, runs it if it may: see Executor.run_until.
-
-        Raises: CclError in a forked process or while this thread runs a work. An interrupt breaks the group.
-        """
-        self.executor.check_process()
-        try:
-            self.executor.run_until(work, has_own_timeout=has_own_timeout)
-        except CclError:
-            raise
-        except BaseException as error:
-            self.give_up(error)
-            raise
+                executor.lock.release()
 
     def give_up(self, why: BaseException) -> None:
         """Effect: the group is broken, in this rank and in the others."""

@@ -1,20 +1,22 @@
 """Set-up of the thread that runs a group's collectives: its CPUs, short time slices, and no OpenMP threads."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct
 import threading
+from collections.abc import Callable, Mapping
 
 import torch
 
 from cpulaunch.records.torch_settings import VARIABLE, decode
 from cpulaunch.worker.process.pinning import move, pins, worker_cpus
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+
+def start_thread(name: str, run: Callable[[], object]) -> threading.Thread:
+    """Effect: starts a thread that does not keep the program alive. Raises: RuntimeError."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def thread_cpus(environ: Mapping[str, str]) -> frozenset[int]:

@@ -1,47 +1,19 @@
 """The Work objects that collectives return: programs wait for them, query them, and add callbacks to their futures."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work
 
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
 from cpulaunch.worker.ccl.works.callback_order import Position, positions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, Protocol
-
-    class JobRunner(Protocol):
-        """executor.Executor, which imports this module."""
-
-        may_hang: bool
-        finished: int
-        unfinished: dict[CclWork, None]
-
-        def is_running(self) -> bool: ...
-        def run(self, job: Callable[[], Any]) -> Any: ...
-        def watch(self, work: CclWork) -> None: ...
-
-    class WorkQueue(Protocol):
-        """executor.GroupQueue, which imports this module: the queue that a work belongs to."""
-
-        broken: BaseException | None
-        lost_peer: Callable[[], tuple[int, int] | None]
-
-        @property
-        def executor(self) -> JobRunner: ...
-        def run_work(self, work: CclWork) -> None: ...
-        def help_with(self, work: CclWork, *, has_own_timeout: bool) -> None: ...
-        def give_up(self, why: BaseException) -> None: ...
-
 
 POLL_SECONDS = 1.0
 """Interval at which a waiting thread checks whether the group can still finish."""
@@ -50,32 +22,31 @@ GRACE_POLLS = 3
 """Checks, after a rank has exited, before its data that may still be in transit counts as lost."""
 
 _future_lock = threading.RLock()  # A signal handler may ask for a future too.
-_ending: list[int] = []
 MAX_KEPT, _RECENT, _RECENT_BYTES = 1000, 64, 4096
-_kept: dict[int, CclWork] = {}
+_kept: dict[int, Any] = {}
 """Works that are not finished, by id: see keep_alive."""
-_recent: deque[CclWork] = deque(maxlen=_RECENT)
+_recent: deque[Any] = deque(maxlen=_RECENT)
 """Finished works of small tensors: see keep_alive."""
 unfinished_jobs: list[Any] = []
 """Failed jobs of oneCCL and their errors. Other ranks may still write to the job's tensors, and to copies that the
 error's traceback refers to, so these must never be freed."""
 
 
+@cache
 def _end_without_unloading() -> None:
     """Effect: the process exits without unloading libraries, whatever its exit code.
 
     A call that never returns is still inside one of them, and unloading it would cause a segmentation fault.
     Source: on_exit(3): the function registered last is called first, with the exit code, as _exit(2) expects it.
     """
-    if not _ending:
-        libc = ctypes.CDLL(None)
-        _ending.append(libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None))
+    libc = ctypes.CDLL(None)
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 TORCH_KEEPS_WORKS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 7)
 
 
-def keep_alive(work: CclWork) -> None:
+def keep_alive(work: "CclWork") -> None:
     """Effect: the work is not freed before it has finished.
 
     C++ code that got a work from Python (such as DDP's reducer, for uneven inputs) does not keep the Python object
@@ -89,17 +60,23 @@ def keep_alive(work: CclWork) -> None:
         _kept.pop(next((key for key, each in works if each.is_completed()), -1), None)
 
 
-def _release(work: CclWork) -> None:
-    """Effect: the finished work may be freed, soon."""
-    if _kept.pop(id(work), None) is not None and work.is_small():
+def _release(work: "CclWork") -> None:
+    """Effect: the finished work may be freed, soon if its tensors take little memory, else at once."""
+    if _kept.pop(id(work), None) is None:
+        return
+    tensors = work._result if isinstance(work._result, list) else ()
+    if all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors):
         _recent.append(work)
 
 
 class CclWork(Work):
     """A submitted collective."""
 
-    def __init__(self, job: Callable[[], Any], queue: WorkQueue, seconds: float) -> None:
-        """`seconds`: how long a job that may hang may take, after the one before it; others end by themselves."""
+    def __init__(self, job: Callable[[], Any], queue: Any, seconds: float) -> None:
+        """`queue` is the GroupQueue that it belongs to, of the module executor, which imports this one.
+
+        `seconds`: how long a job that may hang may take, after the one before it; others end by themselves.
+        """
         super().__init__()
         self.job: Callable[[], Any] | None = job
         self.queue, self._seconds = queue, seconds
@@ -167,11 +144,6 @@ class CclWork(Work):
         if TORCH_KEEPS_WORKS:
             _release(self)
 
-    def is_small(self) -> bool:
-        """Whether the work's tensors take little memory."""
-        tensors = self._result if isinstance(self._result, list) else ()
-        return all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors)
-
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """True, when the collective has finished, and the callbacks of its future.
 
@@ -179,7 +151,7 @@ class CclWork(Work):
         """
         if not self._has_ended:
             seconds = timeout.total_seconds()
-            self.queue.help_with(self, has_own_timeout=seconds > 0)
+            self.queue.executor.help_with(self, has_own_timeout=seconds > 0)
             self._await(seconds)
         _release(self)
         if self._error is not None:
@@ -194,7 +166,7 @@ class CclWork(Work):
             return  # This is a callback, of this work or of one before it.
         while not (self._has_ended or (is_mine := self._finished.acquire(timeout=max(0.0, min(POLL_SECONDS, left))))):
             left -= POLL_SECONDS
-            may_fail = not self._finisher or (executor.may_hang and executor.is_running())  # What a callback calls.
+            may_fail = not self._finisher or (executor.may_hang and executor.running_thread)  # What a callback calls.
             if own_seconds <= 0 and (executor.finished != finished or not may_fail):
                 left, finished = limit, executor.finished  # The time of earlier works and of callbacks does not count.
             why = self.queue.broken if may_fail else None
@@ -231,9 +203,7 @@ class CclWork(Work):
         self.wait()
         return self._result
 
-    def synchronize(self) -> None:
-        """Effect: as wait."""
-        self.wait()
+    synchronize = wait
 
     def get_future(self) -> Any:
         """A future of the tensors that the collective writes."""
