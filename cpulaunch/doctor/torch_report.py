@@ -113,10 +113,10 @@ def read_torch_report(interpreter: str, environ: Mapping[str, str], *, run: Runn
 LOAD_PROGRAM = """\
 import sys
 sys.path.append(sys.argv[1])
-from cpulaunch.worker.ccl.oneccl import api
+from cpulaunch.worker.ccl.oneccl import library
 from cpulaunch.worker.ccl.wire.errors import CclError
 try:
-    api.version()
+    library.version()
 except CclError as error:
     sys.exit(str(error).splitlines()[0])
 """

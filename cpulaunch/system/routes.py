@@ -39,7 +39,7 @@ def route_to(endpoint: str, *, source: str, patience_seconds: float, notify: Cal
     if is_loopback_name(address) and not is_loopback_name(host):
         # /etc/hosts often maps a machine's own name to 127.0.1.1, which other hosts cannot reach.
         family, address = socket.AF_INET, ANYWHERE
-    own = _source_address(family, address)
+    own = source_address(family, address)
     return None if own is None else Route(own, _interface_with(own))
 
 
@@ -68,7 +68,7 @@ def _resolved(
         time.sleep(min(RETRY_SECONDS, max(0.0, deadline - time.monotonic())))
 
 
-def _source_address(family: socket.AddressFamily, address: str) -> str | None:
+def source_address(family: socket.AddressFamily, address: str) -> str | None:
     """The address this machine would send from. No packet is sent: connecting a datagram socket looks up the route."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import cpulaunch.ccl  # noqa: F401 - registers the backend
-from cpulaunch.worker.ccl.oneccl import api
-from cpulaunch.worker.ccl.wire import codes
+from cpulaunch.worker.ccl.oneccl import library
+from cpulaunch.worker.ccl.wire.reductions import FLOAT32, SUM
 
 LAYERS, BATCH = 8, 32
 OTHERS_BYTES = 1 << 20
@@ -30,14 +30,14 @@ Ways = dict[str, Callable[[], object]]
 Groups = dict[str, dist.ProcessGroup]
 
 
-def bare_communicator() -> api.Communicator:
+def bare_communicator() -> library.Communicator:
     """A communicator of its own, called from this thread."""
-    told = [api.unique_id() if dist.get_rank() == 0 else b""]
+    told = [library.unique_id() if dist.get_rank() == 0 else b""]
     dist.broadcast_object_list(told, 0)
-    return api.Communicator(told[0], rank=dist.get_rank(), size=dist.get_world_size())
+    return library.Communicator(told[0], rank=dist.get_rank(), size=dist.get_world_size())
 
 
-def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) -> Ways:
+def reduce_ways(size_bytes: int, groups: Groups, bare: library.Communicator | None) -> Ways:
     """Way -> all-reduce of so many bytes. Effect: each was done once. Raises: RuntimeError if a sum is wrong."""
     tensor = torch.zeros(size_bytes // 4)
 
@@ -47,7 +47,7 @@ def reduce_ways(size_bytes: int, groups: Groups, bare: api.Communicator | None) 
     ways: Ways = {name: over(group) for name, group in groups.items()}
     if bare is not None:
         address = tensor.data_ptr()
-        ways["bare"] = lambda: bare.run("AllReduce", address, address, tensor.numel(), codes.FLOAT32, codes.SUM)
+        ways["bare"] = lambda: bare.run("AllReduce", address, address, tensor.numel(), FLOAT32, SUM)
     ranks = dist.get_world_size()
     checked(ways, tensor, mine=dist.get_rank() + 1, expected=ranks * (ranks + 1) / 2)
     return ways

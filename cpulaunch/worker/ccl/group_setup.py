@@ -1,4 +1,4 @@
-"""Set-up of a group: the path that its collectives take, on which all ranks agree.
+"""Set-up of a group: the path that its collectives take, on which all ranks agree, and gloo's group of the same ranks.
 
 oneCCL's transport names its memory in /dev/shm "PID:…" and unlinks it at a normal exit; after kill -9 the files
 would remain. Once all ranks of the program have mapped each other's memory the names are not needed, so they are
@@ -6,47 +6,49 @@ unlinked early. A later rank could not find them, so this is done only for a gro
 that group is kept until the process exits: without it, oneCCL would start again for later groups, with no names.
 """
 
-from __future__ import annotations
-
 import os
-import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextlib import contextmanager, suppress
-from functools import partial
+from datetime import timedelta
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import distributed as dist
 
 from cpulaunch.records.ccl_defaults import PATH_VARIABLE
-from cpulaunch.system.files.shared_memory import remove_own_shared_memory
-from cpulaunch.worker.ccl.collective_ops import CollectiveOps
-from cpulaunch.worker.ccl.delegate import FAILURE_KEY, mention
+from cpulaunch.records.torch_settings import VARIABLE, TorchSettings, decode
+from cpulaunch.system.files.shared_memory import SHARED_FOLDER, remove_own_shared_memory
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.memory.setup import ELSEWHERE, join_memory
-from cpulaunch.worker.ccl.oneccl import api
-from cpulaunch.worker.ccl.oneccl.library import folder
+from cpulaunch.worker.ccl.oneccl import library
 from cpulaunch.worker.ccl.oneccl.network import check_hosts, own_address, this_host
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peers import PeerConnections
-from cpulaunch.worker.ccl.wire.agreement import Agreement
+from cpulaunch.worker.ccl.wire.agreement import FAILURE_KEY, Agreement, check_failure
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from datetime import timedelta
-    from typing import Any
-
-    from cpulaunch.worker.ccl.works.executor import GroupQueue
+from cpulaunch.worker.ccl.works.executor import GroupQueue
+from cpulaunch.worker.ccl.works.thread_setup import start_thread
+from cpulaunch.worker.reporting.degradation import warned
 
 PATHS = ("auto", "memory", "oneccl")
-SHARED_FOLDER = "/dev/shm"
 TELLING_SECONDS = 1.0
 """How long a rank that fails may take to tell the others: calls of one store wait for each other."""
+POLL_SECONDS = 0.1
+"""Interval at which a rank checks whether the set-up of another one has failed."""
 SHARED_BYTES = 26 << 20
 """Shared memory of oneCCL 2022.1's transport per rank, in bytes; with less it fails with a bus error."""
 
-_kept: list[CollectiveOps] = []
+_kept: list[OnecclPath] = []
+
+
+@cache
+def mention(text: str) -> None:
+    """Effect: warns once in a process."""
+    settings = os.environ.get(VARIABLE)
+    warned(decode(settings) if settings else TorchSettings(), text)
 
 
 @contextmanager
@@ -60,15 +62,66 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
     try:
         yield fresh
     except BaseException as error:
-        telling = threading.Thread(target=_tell, args=(fresh, f"rank {rank}: {error}"), daemon=True)
-        telling.start()
-        telling.join(TELLING_SECONDS)  # Not longer: the thread of oneCCL may wait for a lost rank's key in this store.
+        # Not longer: oneCCL's thread may wait for a lost rank's key in this store.
+        start_thread("ccl set-up", partial(_tell, fresh, f"rank {rank}: {error}")).join(TELLING_SECONDS)
         raise
 
 
 def _tell(store: Any, failure: str) -> None:
     with suppress(RuntimeError):  # The store's server has gone.
         store.set(FAILURE_KEY, failure)
+
+
+def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails.
+
+    A thread that waits for a lost rank in gloo itself cannot be ended, and one that wakes while the interpreter shuts
+    down ends the process with SIGABRT (pytorch issue 38228): so ranks begin together.
+    """
+    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds()).on("gloo begins")
+    made: futures.Future[Any] = futures.Future()
+
+    def make() -> None:
+        try:
+            backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
+            _wait_for_all(store, rank, size, timeout)
+            made.set_result(backend)
+        except Exception as error:  # noqa: BLE001 - raised by the calling thread
+            made.set_exception(error)
+
+    watched = _copy_of(store)
+    start_thread("gloo set-up", make)
+    while not futures.wait([made], POLL_SECONDS).done:
+        if watched is not None:
+            check_failure(watched)
+    kind: Any = dist.ProcessGroup
+    if hasattr(kind, "Options"):  # torch before 2.6.
+        group = kind(store, rank, size, kind.Options("gloo"))
+    else:
+        group = kind(store, rank, size)
+        group._set_default_backend(kind.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), kind.BackendType.GLOO, made.result())
+    return group
+
+
+def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    """Effect: returns once all ranks have connected: one that destroys its group closes connections of slower ones.
+
+    Rank 0 usually runs the store's server, and may exit at once: it returns once the others need the store no more.
+    """
+    store.set(f"gloo made/{rank}", "")
+    store.wait([f"gloo made/{other}" for other in range(size)], timeout)
+    if rank:
+        store.set(f"gloo seen/{rank}", "")
+    elif size > 1:
+        store.wait([f"gloo seen/{other}" for other in range(1, size)], timeout)
+
+
+def _copy_of(store: Any) -> Any:
+    """Another connection to the store, as calls of one wait for each other; None if the store or torch has none."""
+    with suppress(AttributeError, NotImplementedError, RuntimeError):
+        return store.clone()
+    return None
 
 
 def requested_path() -> str:
@@ -87,7 +140,7 @@ def join_memory_path(store: Any, requested: str, *, rank: int, size: int, timeou
     if requested == "oneccl":
         return "oneCCL is requested"
     try:
-        return MemoryPath(join_memory(store, rank=rank, size=size, seconds=timeout.total_seconds()))
+        return join_memory(store, rank=rank, size=size, seconds=timeout.total_seconds())
     except UnavailableError as error:
         if requested == "memory":
             hint = f"hint: set {PATH_VARIABLE}=auto"
@@ -96,8 +149,8 @@ def join_memory_path(store: Any, requested: str, *, rank: int, size: int, timeou
 
 
 def join_oneccl_or_not(
-    join: Callable[[], CollectiveOps], why_not_memory: str, requested: str, *, rank: int
-) -> CollectiveOps | None:
+    join: Callable[[], OnecclPath], why_not_memory: str, requested: str, *, rank: int
+) -> OnecclPath | None:
     """What `join` returns, which is join_oneccl; None in all ranks, and one line on stderr, if the group uses gloo.
 
     Raises: as `join`.
@@ -117,7 +170,7 @@ def join_oneccl_or_not(
 
 def join_oneccl(
     store: Any, rank: int, size: int, seconds: float, *, on_connect: Callable[[PeerConnections], None]
-) -> CollectiveOps:
+) -> OnecclPath:
     """The collectives of this rank over oneCCL, once all ranks have joined.
 
     `on_connect` receives the object that detects and reports lost ranks, before oneCCL is loaded and connects, which
@@ -126,7 +179,7 @@ def join_oneccl(
     peers, agree = PeerConnections(rank), Agreement(store, rank, size, time.monotonic() + seconds).on
 
     def introduced() -> str:
-        folder()
+        library.folder()
         check_space(size)
         return f"{peers.bind(own_address(os.environ))} {this_host()}"
 
@@ -138,12 +191,16 @@ def join_oneccl(
         peers.close()
         raise
     on_connect(peers)  # Who has them closes them from here on, once it has asked them which rank is lost.
-    agree("loaded", api.version)  # Before there is an identity, for which oneCCL listens until the process ends.
-    identity, *_ = agree("identity", lambda: "" if rank else api.unique_id().hex())
-    communicator = api.Communicator(bytes.fromhex(identity), rank=rank, size=size)
-    ops = CollectiveOps(OnecclPath(communicator, peers, size=size), rank=rank, size=size)
-    if spans_program(size):
-        _unlink_shared_memory(ops, size)
+    agree("loaded", library.version)  # Before there is an identity, for which oneCCL listens until the process ends.
+    identity, *_ = agree("identity", lambda: "" if rank else library.unique_id().hex())
+    communicator = library.Communicator(bytes.fromhex(identity), rank=rank, size=size)
+    ops = OnecclPath(communicator, peers, size=size)
+    if not dist.is_initialized() or size == dist.get_world_size():  # The group has all ranks of the program.
+        source = torch.zeros(size, dtype=torch.int32, device="cpu")
+        ops.run("all_to_all", torch.empty_like(source), source, splits=[[1] * size] * 2)
+        ops.barrier()  # All ranks have mapped each other's files in /dev/shm.
+        remove_own_shared_memory()
+        _kept[:] = _kept or [ops]
     return ops
 
 
@@ -164,29 +221,14 @@ def check_space(size: int) -> None:
         )
 
 
-def spans_program(size: int) -> bool:
-    """Whether a group of this size contains all ranks of the program."""
-    return not dist.is_initialized() or size == dist.get_world_size()
-
-
-def _unlink_shared_memory(ops: CollectiveOps, size: int) -> None:
-    """Effect: unlinks this rank's files in /dev/shm, after all ranks have mapped each other's."""
-    source = torch.zeros(size, dtype=torch.int32, device="cpu")
-    ops.all_to_all(torch.empty_like(source), source, [[1] * size] * 2)
-    ops.barrier()
-    remove_own_shared_memory()
-    if not _kept:
-        _kept.append(ops)
-
-
-def leave(ops: CollectiveOps) -> None:
+def leave(ops: MemoryPath | OnecclPath) -> None:
     """Effect: this rank leaves the group, and frees its resources unless they are kept. Raises: CclError."""
-    ops.path.leave()
+    ops.leave()
     if ops not in _kept:
-        ops.path.close()
+        ops.close()
 
 
-def leave_dropped(queue: GroupQueue, ops: CollectiveOps | None) -> None:
+def leave_dropped(queue: GroupQueue, ops: MemoryPath | OnecclPath | None) -> None:
     """Effect: this rank leaves a group in memory that was dropped: torch before 2.6 destroys groups in this way."""
     if ops is not None and not queue.executor.may_hang:
         with suppress(RuntimeError):  # The group is broken, or this is another process.

@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 
-from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed
+from cpulaunch.worker.ccl.memory.library import bytes_needed
 from cpulaunch.worker.ccl.memory.path import MemoryPath
 from cpulaunch.worker.ccl.wire.errors import CclError
 
@@ -15,7 +15,7 @@ def groups_of(size, *, seconds=SECONDS):
     """Every rank's view of a new group."""
     memory, processes = mmap.mmap(-1, bytes_needed(size)), [os.getpid()] * size
     return [
-        SharedGroup(memory, rank=rank, processes=processes, pidfds=[-1] * size, seconds=seconds) for rank in range(size)
+        MemoryPath(memory, rank=rank, processes=processes, pidfds=[-1] * size, seconds=seconds) for rank in range(size)
     ]
 
 
@@ -26,7 +26,7 @@ def together(size, rank_does, *, number=0, seconds=SECONDS):
 
     def run(rank):
         try:
-            results[rank] = rank_does(MemoryPath(groups[rank]), rank)
+            results[rank] = rank_does(groups[rank], rank)
         except CclError as error:
             results[rank] = error
 

@@ -206,7 +206,7 @@ UNEDITED = """
 import sys
 import torch.distributed as dist, torch
 assert "CCL" not in dist.Backend._plugins
-assert "cpulaunch.worker.ccl.oneccl.api" not in sys.modules
+assert "cpulaunch.worker.ccl.oneccl.library" not in sys.modules
 dist.init_process_group("{backend}", rank=0, world_size=1, store=dist.HashStore())
 tensor = torch.ones(2)
 dist.all_reduce(tensor)

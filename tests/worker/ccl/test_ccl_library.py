@@ -128,7 +128,7 @@ LIBRARIES_OF_ONECCL = next(iter(Path(sys.prefix).glob("lib/libccl.so.2")), None)
 
 @pytest.mark.skipif(LIBRARIES_OF_ONECCL is None, reason="oneCCL is not installed")
 def test_oneccl_of_todays_packages_is_loaded_without_ld_library_path():
-    code = "from cpulaunch.worker.ccl.oneccl import api; print(api.version())"
+    code = "from cpulaunch.worker.ccl.oneccl import library; print(library.version())"
     environ = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -287,12 +287,12 @@ def path_of(communicator, connections=None, *, size):
 
 
 def test_equal_calls_are_accepted():
-    path_of(Gathered(call_of(1) * 2), size=3).barrier(call_of(1))
+    path_of(Gathered(call_of(1) * 2), size=3).run_call(call_of(1))
 
 
 def test_the_error_names_the_first_rank_whose_call_differs():
     with pytest.raises(RanksDisagreeError, match=r"rank 0 calls all_reduce of 1 .*, rank 2 calls all_reduce of 2 "):
-        path_of(Gathered(call_of(1) + call_of(2)), size=3).barrier(call_of(1))
+        path_of(Gathered(call_of(1) + call_of(2)), size=3).run_call(call_of(1))
 
 
 class Failed(Gathered):

@@ -26,11 +26,13 @@ from ccl_filter import forbid_reading_others
 from torch.distributed import distributed_c10d
 
 from cpulaunch.worker.ccl import group_setup
-from cpulaunch.worker.ccl.argument_checks import split_elements
 from cpulaunch.worker.ccl.backend import CclGroup
-from cpulaunch.worker.ccl.delegate import FAILURE_KEY, open_gloo
+from cpulaunch.worker.ccl.group_setup import open_gloo
 from cpulaunch.worker.ccl.memory import setup
-from cpulaunch.worker.ccl.memory.library import LIBRARY, SharedGroup, bytes_needed, load
+from cpulaunch.worker.ccl.memory.library import LIBRARY, bytes_needed, load
+from cpulaunch.worker.ccl.memory.path import MemoryPath
+from cpulaunch.worker.ccl.methods import split_elements
+from cpulaunch.worker.ccl.wire.agreement import FAILURE_KEY
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, UnavailableError
 from tests.strangers import in_container, in_user_namespace
 
@@ -63,7 +65,7 @@ def joined(size, *, store=None, seconds=SECONDS, before=lambda rank: None):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_ranks_join(size):
     groups = joined(size)
-    assert [type(group) for group in groups] == [SharedGroup] * size
+    assert [type(group) for group in groups] == [MemoryPath] * size
     assert groups[0].processes == [os.getpid()] * size
     for group in groups:
         group.close()
@@ -156,10 +158,10 @@ def test_no_socket_is_left_of_a_group_that_cannot_join_over_oneccl(monkeypatch, 
 
     closed, owned = [], []
     monkeypatch.setattr(group_setup, "PeerConnections", Peers)
-    monkeypatch.setattr(group_setup, "folder", lambda: "")
+    monkeypatch.setattr(group_setup.library, "folder", lambda: "")
     monkeypatch.setattr(group_setup, "check_space", lambda size: None)
-    monkeypatch.setattr(group_setup.api, "unique_id", lambda: pytest.fail("oneCCL listens from now on"))
-    monkeypatch.setattr(group_setup.api, "version", fails)
+    monkeypatch.setattr(group_setup.library, "unique_id", lambda: pytest.fail("oneCCL listens from now on"))
+    monkeypatch.setattr(group_setup.library, "version", fails)
     if failing == "check_hosts":
         monkeypatch.setattr(group_setup, "check_hosts", fails)
     with pytest.raises(CclError, match="cannot be loaded"):
@@ -321,7 +323,7 @@ def test_a_timeout_that_torch_sets_later_is_that_of_all_collectives():
     group = CclGroup(dist.HashStore(), 0, 1, timedelta(seconds=SECONDS))
     distributed_c10d._set_pg_timeout(timedelta(seconds=7), group)
     group.barrier().wait()
-    assert (group._seconds, group._ops.path._group.seconds) == (7, 7)
+    assert (group._seconds, group._ops.seconds) == (7, 7)
     group.shutdown()
 
 

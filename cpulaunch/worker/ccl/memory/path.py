@@ -4,151 +4,179 @@ To reduce a large tensor, each rank reduces its share of every piece, then copie
 The path needs no busy thread and no space in /dev/shm.
 """
 
-from __future__ import annotations
-
 import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any
 
-from cpulaunch.worker.ccl.memory.library import (
-    ABORTED,
-    ALL_RANKS,
-    EXITED,
-    INTERRUPTED,
-    LATE,
-    LEFT,
-    UNEVEN,
-    NativeReduction,
-    Operation,
-    SharedGroup,
-)
-from cpulaunch.worker.ccl.wire.codes import CALL
+from torch import Tensor
+
+from cpulaunch.worker.ccl.memory import library
+from cpulaunch.worker.ccl.memory.library import ALL_RANKS, NativeGroup, NativeReduction, Operation, RankMemory
+from cpulaunch.worker.ccl.wire.collectives import CollectivePath
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError, RanksDisagreeError
-from cpulaunch.worker.ccl.wire.reductions import describe_call
+from cpulaunch.worker.ccl.wire.reductions import CALL, Reduction, describe_call, name_and_root, packed_call
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from torch import Tensor
-
-    from cpulaunch.worker.ccl.wire.reductions import Reduction
+FROM_ROOT, SCATTERS = ("broadcast", "scatter"), ("reduce_scatter", "scatter", "all_to_all")
+"""Collectives in which the root alone sends; in which a source has a block for each rank."""
+HOW_LOST = {library.LEFT: "left the group", library.EXITED: "exited before it reached this collective"}
 
 
-HOW_LOST = {LEFT: "left the group", EXITED: "exited before it reached this collective"}
+class MemoryPath(CollectivePath):
+    """A rank's collectives through memory that the ranks of its host share."""
 
-
-class MemoryPath:
-    """A rank's collectives through memory that the ranks of its host share.
-
-    Every rank of the group calls the same methods in the same order. Tensors are contiguous; `call` is the packed call
-    that the ranks compare. Raises, from every method: RanksDisagreeError, PeerLostError, CclError.
-    """
-
-    def __init__(self, group: SharedGroup) -> None:
-        self._group = group
-        self._rank, self._size = group.rank, group.size
+    def __init__(
+        self, memory: mmap.mmap, *, rank: int, processes: Sequence[int], pidfds: Sequence[int], seconds: float
+    ) -> None:
+        """`processes` and `pidfds` are of all ranks, verified; a pidfd is -1 if unknown. Raises: OSError."""
+        functions, size = library.load(), len(processes)
+        if functions is None:
+            raise OSError("the compiled library is missing")
+        self.rank, self.size = rank, size
+        self.processes, self._owner = list(processes), os.getpid()
+        self._close_pidfds = weakref.finalize(self, close_all, list(pidfds))
+        self._close_pidfds.atexit = False
+        anchor = ctypes.c_char.from_buffer(memory)
+        start = ctypes.addressof(anchor)
+        ranks = (RankMemory * size)()
+        for each in range(size):
+            slot = start + library.SLOT_BYTES * each
+            ranks[each] = RankMemory(slot=slot, process=processes[each], pidfd=pidfds[each])
+            for parity in (0, 1):
+                ranks[each].payloads[parity] = start + library.payload_offset(size, each, parity)
+                ranks[each].splits[parity] = start + library.splits_offset(size, each, parity)
+        self._kept_alive = memory, anchor, ranks
+        may_spin = len(set[int]().union(*map(_cpus, processes))) >= size  # Else a late rank may need this rank's CPU.
+        self.native = NativeGroup(
+            ranks=ranks,
+            rank=rank,
+            size=size,
+            spin_nanoseconds=int(library.SPIN_SECONDS * 1e9 * may_spin),
+            poll_nanoseconds=int(library.POLL_SECONDS * 1e9),
+            payload_bytes=library.payload_bytes(size),
+            piece_bytes=min(library.PIECE_BYTES, library.payload_bytes(size)),
+        )
         self._operation = Operation()
-        self._pointer = ctypes.byref(self._operation)
-        self._start, self._continue = group.functions["all_reduce"], group.functions["run"]
-        self._reductions: dict[Reduction, Any] = {}
-        self.set_timeout, self.leave, self.close = group.set_timeout, group.leave, group.close
+        self._pointers = ctypes.byref(self.native), ctypes.byref(self._operation)
+        self._start, self._continue, self._leave = (functions[name] for name in ("all_reduce", "run", "leave"))
+        self.set_timeout(seconds)
 
-    def barrier(self, call: bytes) -> None:
-        """Effect: returns when all ranks have called it."""
-        self._run(call)
+    def set_timeout(self, seconds: float) -> None:
+        """Effect: a rank that is later than this by `seconds` is lost."""
+        self.seconds = seconds
+        self.native.timeout_nanoseconds = int(min(seconds, 1e9) * 1e9)
 
-    def all_reduce(self, call: bytes, tensor: Tensor, reduction: Reduction) -> None:
+    def slot(self, rank: int) -> Any:
+        """A rank's slot in the shared memory."""
+        return library.Slot.from_address(self.native.ranks[rank].slot)
+
+    def splits(self, rank: int, parity: int) -> Sequence[int]:
+        """Bytes that a rank sends to each rank in an all-to-all, then bytes that it expects from each."""
+        return list((ctypes.c_uint64 * (2 * self.size)).from_address(self.native.ranks[rank].splits[parity]))
+
+    def leave(self) -> None:
+        """Effect: ranks that wait for this one, now or later, fail. Does nothing in a forked child."""
+        if os.getpid() == self._owner:
+            self._leave(self._pointers[0])
+
+    def close(self) -> None:
+        """Effect: leaves, and closes the descriptors of the other ranks' processes."""
+        self.leave()
+        for rank in range(self.size):
+            self.native.ranks[rank].pidfd = -1
+        self._close_pidfds()
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> None:
         """Effect: the tensor is reduced over all ranks."""
-        address, native = tensor.data_ptr(), self._native(reduction)
-        outcome = self._start(self._group.pointer, self._pointer, call, address, tensor.nbytes, native)
+        if not tensor.is_contiguous() or tensor.is_neg():
+            super().all_reduce(tensor, reduction)
+            return
+        call = packed_call("all_reduce", tensor.dtype, tensor.numel(), reduced=reduction.number)
+        address, native = tensor.data_ptr(), _native(reduction, self.size)
+        outcome = self._start(*self._pointers, call, address, tensor.nbytes, native)
         if outcome:
             self._complete(outcome)
 
-    def reduce(self, call: bytes, flat: Tensor, reduction: Reduction, *, root: int) -> None:
-        """Effect: the root's tensor is reduced over all ranks; those of other ranks do not change."""
-        self._run(call, flat, flat if root == self._rank else None, flat.nbytes, reduction=self._native(reduction))
-
-    def reduce_scatter(self, call: bytes, target: Tensor, source: Tensor, reduction: Reduction) -> None:
-        """Effect: the target is this rank's part of the reduced source."""
-        self._run(call, source, target, target.nbytes, reduction=self._native(reduction), scatters=1)
-
-    def broadcast(self, call: bytes, flat: Tensor, *, root: int) -> None:
-        """Effect: the root's tensor is copied to all ranks."""
-        source, target = (flat, None) if root == self._rank else (None, flat)
-        self._run(call, source, target, flat.nbytes, sender=root)
-
-    def all_gather(self, call: bytes, target: Tensor | None, source: Tensor) -> None:
-        """Effect: the target, if this rank has one, holds the sources of all ranks, in rank order."""
-        self._run(call, source, target, source.nbytes)
-
-    gather = all_gather
-
-    def scatter(self, call: bytes, target: Tensor, source: Tensor | None, *, root: int) -> None:
-        """Effect: the target is this rank's part of the root's source, which is None in other ranks."""
-        self._run(call, source, target, target.nbytes, sender=root, scatters=1)
-
-    def all_to_all(self, call: bytes, target: Tensor, source: Tensor, splits: Sequence[Sequence[int]]) -> None:
-        """Effect: the target holds the parts of all ranks' sources for this rank.
-
-        `splits` are the numbers of elements for each rank, and from each.
-        """
-        sent, expected = ([count * source.itemsize for count in counts] for counts in splits)
-        table = (ctypes.c_uint64 * (2 * self._size))(*sent, *expected)
-        self._run(call, source, target, splits=table, scatters=1)
-
-    def _run(
-        self, call: bytes, source: Tensor | None = None, target: Tensor | None = None, size: int = 0, **more: Any
+    def run_call(
+        self,
+        call: bytes,
+        target: Tensor | None = None,
+        source: Tensor | None = None,
+        *,
+        reduction: Reduction | None = None,
+        splits: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Effect: runs `struct operation` of ccl_memory.c with blocks of `size` bytes and the fields in `more`."""
-        buffers = {"source": source, "target": target}
-        addresses = {name: tensor.data_ptr() for name, tensor in buffers.items() if tensor is not None}
-        fields = {"sender": ALL_RANKS, "bytes": size} | addresses | more
+        """Effect: runs the collective. A rank without a target receives nothing, one without a source sends nothing."""
+        name, root = name_and_root(call)
+        tensors = {key: each for key, each in (("source", source), ("target", target)) if each is not None}
+        fields: dict[str, Any] = {key: each.data_ptr() for key, each in tensors.items()}
+        fields |= {"sender": root if name in FROM_ROOT else ALL_RANKS, "scatters": name in SCATTERS}
+        if splits is not None:
+            sizes = [count * tensors["source"].itemsize for counts in splits for count in counts]
+            fields["splits"] = (ctypes.c_uint64 * len(sizes))(*sizes)
+        elif tensors:
+            fields["bytes"] = min(each.nbytes for each in tensors.values())
+        if reduction is not None:
+            fields["reduction"] = _native(reduction, self.size)
         operation = Operation((ctypes.c_uint8 * CALL.size).from_buffer_copy(call), **fields)
-        ctypes.memmove(self._pointer, ctypes.byref(operation), ctypes.sizeof(operation))
-        outcome = self._continue(self._group.pointer, self._pointer)
+        ctypes.memmove(self._pointers[1], ctypes.byref(operation), ctypes.sizeof(operation))
+        outcome = self._continue(*self._pointers)
         if outcome:
             self._complete(outcome)
 
     def _complete(self, outcome: int) -> None:
         """Effect: continues an operation that a signal has interrupted. Raises: the error of one that failed."""
-        while outcome == INTERRUPTED:  # Between two calls Python runs the handlers of signals.
-            outcome = self._continue(self._group.pointer, self._pointer)
+        while outcome == library.INTERRUPTED:  # Between two calls Python runs the handlers of signals.
+            outcome = self._continue(*self._pointers)
         if outcome:
             raise self._error(outcome)
 
     def _error(self, outcome: int) -> CclError:
-        if outcome == ABORTED:
+        if outcome == library.ABORTED:
             return CclError("the group was aborted")
-        failed = self._operation.failed_rank
+        failed, parity = self._operation.failed_rank, self._operation.parity
         if outcome in HOW_LOST:
+            return PeerLostError(f"rank {failed} of the group (process {self.processes[failed]}) {HOW_LOST[outcome]}")
+        if outcome == library.LATE:
             return PeerLostError(
-                f"rank {failed} of the group (process {self._group.processes[failed]}) {HOW_LOST[outcome]}"
-            )
-        if outcome == LATE:
-            return PeerLostError(
-                f"rank {failed} of the group did not reach this collective within {self._group.seconds:.0f} s: "
+                f"rank {failed} of the group did not reach this collective within {self.seconds:.0f} s: "
                 "the collective timed out (the timeout is that of the group or of the call)"
             )
-        parity = self._operation.parity
-        if outcome == UNEVEN:
+        if outcome == library.UNEVEN:
             other = self._operation.other_rank
-            sent = self._group.splits(failed, parity)[other]
-            expected = self._group.splits(other, parity)[self._size + failed]
+            sent = self.splits(failed, parity)[other]
+            expected = self.splits(other, parity)[self.size + failed]
             text = f"rank {failed} has {sent} bytes for rank {other}, which expects {expected}"
         else:
-            calls = [bytes(self._group.slot(rank).announcements[parity]) for rank in (self._rank, failed)]
+            calls = [bytes(self.slot(rank).announcements[parity]) for rank in (self.rank, failed)]
             mine, theirs = map(describe_call, calls)
-            text = f"rank {self._rank} calls {mine}, rank {failed} calls {theirs}"
+            text = f"rank {self.rank} calls {mine}, rank {failed} calls {theirs}"
         return RanksDisagreeError(f"the ranks' collectives do not match: {text}")
-
-    def _native(self, reduction: Reduction) -> Any:
-        """A pointer to the reduction as the library knows it."""
-        known = self._reductions.get(reduction)
-        if known is None:
-            divisor = self._size if reduction.averages else 1
-            native = NativeReduction(reduction.kind, reduction.operation, divisor)
-            known = self._reductions[reduction] = ctypes.pointer(native)
-        return known
 
     def lost_peer(self) -> None:
         """None: a collective itself detects the loss of a peer."""
+
+
+@cache
+def _native(reduction: Reduction, size: int) -> Any:
+    """A pointer to the reduction as the library knows it."""
+    divisor = size if reduction.averages else 1
+    return ctypes.pointer(NativeReduction(reduction.kind, reduction.operation, divisor))
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Effect: closes the descriptors."""
+    for descriptor in descriptors:
+        with suppress(OSError):  # -1, or one that the program has closed, as daemons do.
+            os.close(descriptor)
+
+
+def _cpus(process: int) -> set[int]:
+    """The CPUs on which a process may run; none if it has exited. Source: sched_getaffinity(2)."""
+    with suppress(OSError):
+        return os.sched_getaffinity(process)
+    return set()

@@ -9,26 +9,22 @@ prove that no id was reused; where there are none (-1), its lost ranks are notic
 proc_pid_fd(5); pidfd_open(2).
 """
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os
-import select
 import stat
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from multiprocessing.connection import wait  # select.select() does not support descriptors above 1023.
+from typing import Any
 
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
-from cpulaunch.worker.ccl.memory.library import SharedGroup, bytes_needed, close_all, load
+from cpulaunch.worker.ccl.memory.library import bytes_needed, load
+from cpulaunch.worker.ccl.memory.path import MemoryPath, close_all
 from cpulaunch.worker.ccl.wire.agreement import Agreement
 from cpulaunch.worker.ccl.wire.errors import UnavailableError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 KEY = "memory"
 """Prefix of the keys in the store."""
@@ -39,7 +35,7 @@ _SEAL_EXEC = 0x20
 """Added by the kernel where the sysctl vm.memfd_noexec is 1 or 2. Source: linux/fcntl.h."""
 
 
-def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGroup:
+def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> MemoryPath:
     """This rank's view of the group's shared memory, once all ranks have joined.
 
     Raises: UnavailableError, in all ranks and with the same reason, if one of them cannot join; PeerLostError if one
@@ -58,7 +54,7 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> SharedGr
         descriptors = [int(each) for each in opened]
         agree(f"{KEY}/verified", lambda: _verified(processes, descriptors, rank, pidfds))
         memory = mmap.mmap(descriptors[rank], bytes_needed(size))
-        group = SharedGroup(memory, rank=rank, processes=processes, pidfds=pidfds, seconds=seconds)
+        group = MemoryPath(memory, rank=rank, processes=processes, pidfds=pidfds, seconds=seconds)
         after_failure.pop_all()
         return group
 
@@ -129,9 +125,5 @@ def _open_pidfd(process: int) -> int:
 
 def _exited(pidfds: Sequence[int]) -> int | None:
     """A rank whose process has exited; None if none is known to have."""
-    poll = select.poll()  # select() does not support descriptors above 1023.
-    for pidfd in pidfds:
-        if pidfd >= 0:
-            poll.register(pidfd, select.POLLIN)
-    ready = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}
+    ready = wait([pidfd for pidfd in pidfds if pidfd >= 0], 0)
     return next((rank for rank, pidfd in enumerate(pidfds) if pidfd in ready), None)

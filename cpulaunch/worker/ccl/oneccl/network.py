@@ -1,20 +1,14 @@
 """The network interface between ranks, and what the ranks tell each other before they connect."""
 
-from __future__ import annotations
-
 import os
 import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cpulaunch.records.ccl_defaults import GLOO_INTERFACE
+from cpulaunch.records.endpoint import is_loopback_name
+from cpulaunch.system.routes import ANYWHERE, source_address
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
-
-DEFAULT_ROUTE_ADDRESS = "192.0.2.1"
-"""An address that no machine has, so packets to it take the default route. Source: RFC 5737, TEST-NET-1."""
 
 
 def this_host() -> str:
@@ -47,10 +41,21 @@ def check_hosts(hosts: Sequence[str]) -> None:
 def interfaces(environ: Mapping[str, str]) -> str:
     """The network interfaces to use, comma-separated, the preferred first; empty if unknown.
 
-    They are those set for gloo, or else the one that leads to MASTER_ADDR.
+    They are those set for gloo, or else the one through which packets to MASTER_ADDR leave.
     """
     requested, master = environ.get(GLOO_INTERFACE, ""), environ.get("MASTER_ADDR", "")
-    return requested or (_interface_towards(master, alone=_is_single_host(environ)) if master else "")
+    if requested or not master:
+        return requested
+    try:
+        family, *_, (address, *_) = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        if is_loopback_name(str(address)) and not _is_single_host(environ):
+            family, address = socket.AF_INET, ANYWHERE  # Others reach this host through another interface.
+        source = source_address(family, str(address))
+    except OSError:
+        return ""
+    if source is None or is_loopback_name(source):
+        return "lo" if source else ""
+    return next((name for name, rows in _addresses().items() if any(row.address == source for row in rows)), "")
 
 
 def own_address(environ: Mapping[str, str]) -> str:
@@ -77,27 +82,3 @@ def _addresses() -> Mapping[str, Sequence[Any]]:
 def _is_single_host(environ: Mapping[str, str]) -> bool:
     """Whether all ranks are on this host."""
     return environ.get("WORLD_SIZE") == environ.get("LOCAL_WORLD_SIZE")
-
-
-def _interface_towards(host: str, *, alone: bool) -> str:
-    """The interface through which packets to a host leave; empty if unknown. `alone`: all ranks are on this host.
-
-    Sends no packet: to connect a datagram socket only looks up the route.
-    """
-    try:
-        family, _, _, _, (address, *_) = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        if _is_loopback(str(address)) and not alone:  # This host, which others reach through another interface.
-            family, address = socket.AF_INET, DEFAULT_ROUTE_ADDRESS
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            source = str(probe.getsockname()[0])
-    except OSError:
-        return ""
-    if _is_loopback(source):
-        return "lo"
-    found = (name for name, rows in _addresses().items() if any(row.address == source for row in rows))
-    return next(found, "")
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

@@ -6,22 +6,17 @@ the others its address and port, before any connects: rank 0 closes connections 
 them, so that strangers do not delay the ranks.
 """
 
-from __future__ import annotations
-
 import os
-import select
 import socket
 import struct
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait  # select.select() does not support descriptors above 1023.
 
 from cpulaunch.worker.ccl.wire.errors import CclError, PeerLostError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NOTICE = struct.Struct("<II")
 """A lost rank and its process id."""
@@ -67,7 +62,10 @@ class PeerConnections:
                 self._sockets[0] = own
                 own.connect(members[0][:2])
             for connection in self._sockets.values():
-                _watch(connection)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, interval in KEEP_ALIVE.items():
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), interval)
+                connection.setblocking(False)
         except OSError as error:
             self.close()  # Ranks that have connected must not wait for the others.
             raise _why_not_connected(error, seconds) from None
@@ -95,20 +93,14 @@ class PeerConnections:
         """
         with self._lock:
             if self._lost is None and self._sockets:
-                poll = select.poll()  # select() does not support descriptors above 1023.
-                for connection in self._sockets.values():
-                    poll.register(connection, select.POLLIN)
-                ready = dict(poll.poll(seconds * 1000))
-                for rank in [rank for rank, each in self._sockets.items() if each.fileno() in ready]:
+                ready = wait(list(self._sockets.values()), seconds)
+                for rank in [rank for rank, each in self._sockets.items() if each in ready]:
                     self._lost = self._lost or self._report_from(rank)
-                if self._lost is not None:
-                    self._notify(NOTICE.pack(*self._lost))
+                notice = NOTICE.pack(*self._lost) if self._lost else b""
+                for connection in self._sockets.values() if notice else ():
+                    with suppress(OSError):
+                        connection.send(notice)
             return self._lost
-
-    def _notify(self, notice: bytes) -> None:
-        for connection in self._sockets.values():
-            with suppress(OSError):
-                connection.send(notice)
 
     def _report_from(self, rank: int) -> tuple[int, int] | None:
         """The lost rank that a rank reports, and its process id; the reporting rank itself if its connection is closed.
@@ -131,13 +123,6 @@ class PeerConnections:
                 self._sockets.popitem()[1].close()
 
     leave = close
-
-
-def _watch(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in KEEP_ALIVE.items():
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    connection.setblocking(False)
 
 
 def _why_not_connected(error: OSError, seconds: float) -> CclError:

@@ -1,7 +1,5 @@
 """Exceptions that a training program sees when oneCCL or another rank fails."""
 
-from __future__ import annotations
-
 
 class CclError(RuntimeError):
     """A request to oneCCL or to the group failed; the message says why and what to do."""
