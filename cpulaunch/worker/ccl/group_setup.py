@@ -27,7 +27,7 @@ from cpulaunch.worker.ccl.oneccl import library
 from cpulaunch.worker.ccl.oneccl.network import check_hosts, own_address, this_host
 from cpulaunch.worker.ccl.oneccl.path import OnecclPath
 from cpulaunch.worker.ccl.oneccl.peers import PeerConnections
-from cpulaunch.worker.ccl.wire.agreement import FAILURE_KEY, Agreement, check_failure
+from cpulaunch.worker.ccl.wire.agreement import FAILURE_KEY, MAX_PAUSE_SECONDS, Agreement, check_failure
 from cpulaunch.worker.ccl.wire.errors import CclError, UnavailableError
 from cpulaunch.worker.ccl.works.executor import GroupQueue
 from cpulaunch.worker.ccl.works.thread_setup import start_thread
@@ -64,6 +64,7 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
     except BaseException as error:
         # Not longer: oneCCL's thread may wait for a lost rank's key in this store.
         start_thread("ccl set-up", partial(_tell, fresh, f"rank {rank}: {error}")).join(TELLING_SECONDS)
+        time.sleep(2 * MAX_PAUSE_SECONDS)  # This rank's threads see it and end; one in the store would abort an exit.
         raise
 
 
