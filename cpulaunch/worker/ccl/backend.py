@@ -219,34 +219,31 @@ class CclGroup(c10d.ProcessGroup):
 
     @collective(c10d.AllgatherOptions)
     def _allgather_base(self, opts: Any, output: Tensor, source: Tensor) -> Any:
-        return self._rows([output], [source])
+        return [output], self._row(output, source)
 
     @collective(c10d.AllgatherOptions)
     def allgather_into_tensor_coalesced(self, opts: Any, outputs: Tensors, inputs: Tensors) -> Any:
         """Several all_gather_into_tensor in one."""
-        return self._rows(outputs, inputs)
+        return outputs, in_turn([self._row(*pair) for pair in zip(outputs, inputs, strict=True)])
 
     @collective(c10d.ReduceScatterOptions, "op")
     def _reduce_scatter_base(self, opts: Any, output: Tensor, source: Tensor) -> Any:
-        return self._rows([output], [source], opts.reduceOp)
+        return [output], self._row(output, source, opts.reduceOp)
 
     @collective(c10d.ReduceScatterOptions, "op")
     def reduce_scatter_tensor_coalesced(self, opts: Any, outputs: Tensors, inputs: Tensors) -> Any:
         """Several reduce_scatter_tensor in one."""
-        return self._rows(outputs, inputs, opts.reduceOp)
+        return outputs, in_turn([self._row(*pair, opts.reduceOp) for pair in zip(outputs, inputs, strict=True)])
 
-    def _rows(self, outputs: Tensors, inputs: Tensors, operation: Any = None) -> Any:
-        """All-gathers, or with an operation reduce-scatters: the larger tensor of each has a row for every rank."""
-        calls = []
-        for target, source in zip(map(plain, outputs), map(plain, inputs), strict=True):
-            if operation is None:
-                methods.check_match(target, source, self._size)
-                calls.append(partial(self._open_ops.run, "all_gather", target, source))
-            else:
-                methods.check_match(source, target, self._size)
-                reduction = find_reduction(operation, target.dtype)
-                calls.append(partial(self._open_ops.run, "reduce_scatter", target, source, reduction=reduction))
-        return outputs, in_turn(calls)
+    def _row(self, output: Tensor, source: Tensor, operation: Any = None) -> Callable[[], None]:
+        """An all-gather, or with an operation a reduce-scatter: the larger tensor has a row for every rank."""
+        target, source = plain(output), plain(source)
+        if operation is None:
+            methods.check_match(target, source, self._size)
+            return partial(self._open_ops.run, "all_gather", target, source)
+        methods.check_match(source, target, self._size)
+        reduction = find_reduction(operation, target.dtype)
+        return partial(self._open_ops.run, "reduce_scatter", target, source, reduction=reduction)
 
     @collective(c10d.GatherOptions, "root")
     def gather(self, opts: Any, output_tensors: Any, input_tensors: Any) -> Any:

@@ -68,15 +68,16 @@ def _options(
     kind: Any, fields: Sequence[str], rest: Sequence[Any], named: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """The options among the arguments, or new ones with the fields that the arguments hold; the other named ones."""
-    if rest and isinstance(rest[0], kind):
-        return rest[0], named
-    given = dict(zip((*fields, "timeout"), rest, strict=False)) | named
-    opts = given.pop("opts", None) or kind()
-    for name in FIELDS:
-        value = given.pop(name, None)
-        if value is not None:
-            setattr(opts, FIELDS[name], value)
-    return opts, given
+    opts = rest[0] if rest else named.get("opts")
+    others = {name: value for name, value in named.items() if name != "opts"} if named else named
+    if not isinstance(opts, kind):
+        opts, given = kind(), dict(zip((*fields, "timeout"), rest, strict=False)) | others
+        for name, field in FIELDS.items():
+            value = given.pop(name, None)
+            if value is not None:
+                setattr(opts, field, value)
+        others = {name: value for name, value in given.items() if name in others}
+    return opts, others
 
 
 def _hide_from_dynamo(function: Any) -> None:
@@ -140,9 +141,9 @@ def per_rank(tensors: Sequence[Any], size: int) -> list[Tensor]:
 
 def check_same_type(*tensors: Tensor) -> None:
     """Raises: ValueError unless all have one type."""
-    types = sorted({str(tensor.dtype) for tensor in tensors})
+    types = {tensor.dtype for tensor in tensors}
     if len(types) > 1:
-        raise ValueError(f"tensors of different types: {', '.join(types)}")
+        raise ValueError(f"tensors of different types: {', '.join(sorted(map(str, types)))}")
 
 
 def check_match(whole: Tensor, part: Tensor, times: int = 1) -> None:

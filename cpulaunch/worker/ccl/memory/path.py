@@ -23,6 +23,7 @@ from cpulaunch.worker.ccl.wire.reductions import CALL, Reduction, describe_call,
 
 FROM_ROOT, SCATTERS = ("broadcast", "scatter"), ("reduce_scatter", "scatter", "all_to_all")
 """Collectives in which the root alone sends; in which a source has a block for each rank."""
+_CallBytes = ctypes.c_uint8 * CALL.size
 HOW_LOST = {library.LEFT: "left the group", library.EXITED: "exited before it reached this collective"}
 
 
@@ -112,17 +113,18 @@ class MemoryPath(CollectivePath):
     ) -> None:
         """Effect: runs the collective. A rank without a target receives nothing, one without a source sends nothing."""
         name, root = name_and_root(call)
-        tensors = {key: each for key, each in (("source", source), ("target", target)) if each is not None}
-        fields: dict[str, Any] = {key: each.data_ptr() for key, each in tensors.items()}
-        fields |= {"sender": root if name in FROM_ROOT else ALL_RANKS, "scatters": name in SCATTERS}
-        if splits is not None:
-            sizes = [count * tensors["source"].itemsize for counts in splits for count in counts]
-            fields["splits"] = (ctypes.c_uint64 * len(sizes))(*sizes)
-        elif tensors:
-            fields["bytes"] = min(each.nbytes for each in tensors.values())
+        operation = Operation(_CallBytes.from_buffer_copy(call))
+        operation.sender, operation.scatters = root if name in FROM_ROOT else ALL_RANKS, name in SCATTERS
+        if source is not None:
+            operation.source, operation.bytes = source.data_ptr(), source.nbytes
+        if target is not None:
+            operation.target, size = target.data_ptr(), target.nbytes
+            operation.bytes = size if source is None or size < source.nbytes else source.nbytes
+        if splits is not None and source is not None:
+            sizes = [count * source.itemsize for counts in splits for count in counts]
+            operation.splits, operation.bytes = (ctypes.c_uint64 * len(sizes))(*sizes), 0
         if reduction is not None:
-            fields["reduction"] = _native(reduction, self.size)
-        operation = Operation((ctypes.c_uint8 * CALL.size).from_buffer_copy(call), **fields)
+            operation.reduction = _native(reduction, self.size)
         ctypes.memmove(self._pointers[1], ctypes.byref(operation), ctypes.sizeof(operation))
         outcome = self._continue(*self._pointers)
         if outcome:

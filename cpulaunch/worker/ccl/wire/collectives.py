@@ -27,7 +27,7 @@ def dense(tensors: Tensor | Tensors) -> Tensor:
 def restore(tensors: Tensor | Tensors, flat: Tensor) -> None:
     """Effect: copies the elements back to the tensors, if they are not the same memory."""
     if isinstance(tensors, list):
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(tensors, flat.split_with_sizes([tensor.numel() for tensor in tensors]), strict=True):
             tensor.data.copy_(part.view(tensor.shape))
     elif flat.data_ptr() != tensors.data_ptr():
         tensors.data.copy_(flat.view(tensors.shape))
@@ -95,7 +95,7 @@ class CollectivePath:
             flat = None if target is None else dense(target)
         if flat is not None and row is not None and (flat is not row or "splits" in how):
             row = apart(row, flat, None if "splits" in how else self.rank)
-        block = min((each for each in (flat, row) if each is not None), key=Tensor.numel)
+        block: Any = row if flat is None or (row is not None and row.numel() <= flat.numel()) else flat
         reduced = how["reduction"].number if "reduction" in how else 0
         count = 0 if "splits" in how else block.numel()
         self.run_call(packed_call(name, block.dtype, count, root=root, reduced=reduced), flat, row, **how)
