@@ -65,7 +65,7 @@ def test_strangers_reach_no_store_of_a_job_on_one_host(tmp_path: Path, options: 
     assert "stranger: Connection refused" in output
 
 
-RPC = '''\
+RPC = """\
 import os
 import torch
 from torch.distributed import rpc
@@ -74,7 +74,7 @@ rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)
 if rank == 0:
     print("over", os.environ["TP_SOCKET_IFNAME"], rpc.rpc_sync("rank1", torch.add, args=(torch.ones(1), 1)).item())
 rpc.shutdown()
-'''
+"""
 
 
 def test_calls_from_rank_to_rank_pass_over_loopback(tmp_path: Path) -> None:
