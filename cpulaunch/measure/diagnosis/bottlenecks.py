@@ -48,14 +48,14 @@ class ProcessLimits:
     """What a process was given. `cpus`: those it may use by the launch. `nodes`: CPU -> its NUMA node.
 
     `threads`: how many can run at a time, which a quota limits; None: as many as there are CPUs. `shared_threads`:
-    those of other processes on its CPUs, and `shared_cpus`: the CPUs that these may use. `remote_slowdown`: time of a
-    read from another node's memory divided by that of a local one.
+    those of other processes on its CPUs, and `shared_cpus`: the CPUs that these may use, as bits. `remote_slowdown`:
+    time of a read from another node's memory divided by that of a local one.
     """
 
     cpus: frozenset[int] = frozenset()
     threads: int | None = None
     shared_threads: int = 0
-    shared_cpus: frozenset[int] = frozenset()
+    shared_cpus: int = 0
     nodes: Mapping[int, int] = {}
     remote_slowdown: float = 1.5
 
@@ -137,7 +137,7 @@ def _is_crowded(figures: ProcessFigures, machine: ProcessLimits) -> bool:
 
 def _reachable(figures: ProcessFigures, machine: ProcessLimits) -> int:
     """How many CPUs its busy threads may use, and those of other processes on these CPUs."""
-    return len((figures.busy_cpus or figures.cpus) | machine.shared_cpus)
+    return (figures.reachable_cpus | machine.shared_cpus).bit_count()
 
 
 def _loaders_compete(figures: ProcessFigures, machine: ProcessLimits) -> bool:
@@ -148,13 +148,13 @@ def _loaders_compete(figures: ProcessFigures, machine: ProcessLimits) -> bool:
 
 def _given(figures: ProcessFigures, machine: ProcessLimits) -> int:
     """How many threads of the process could run at a time."""
-    cpus = len(machine.cpus) or len(figures.cpus)
+    cpus = len(machine.cpus) or figures.cpus.bit_count()
     return cpus if machine.threads is None else min(cpus, machine.threads)
 
 
 def _used(figures: ProcessFigures) -> int:
     """How many CPUs its busy threads may use."""
-    return len(figures.busy_cpus or figures.cpus)
+    return figures.reachable_cpus.bit_count()
 
 
 def bottlenecks(processes: Sequence[ProcessDiagnosis]) -> list[Bottleneck]:
@@ -327,7 +327,7 @@ def _outside_python(shares: Shares) -> float:
 def remote_share(figures: ProcessFigures, machine: ProcessLimits) -> float:
     """The share of the process's memory on NUMA nodes on which its threads do not run."""
     total = sum(figures.pages.values())
-    near = {machine.nodes[cpu] for cpu in figures.busy_cpus or figures.cpus if cpu in machine.nodes}
+    near = {node for cpu, node in machine.nodes.items() if figures.reachable_cpus >> cpu & 1}
     if not total or not near or len(set(machine.nodes.values()) | set(figures.pages)) < 2:
         return 0.0
     return sum(size for node, size in figures.pages.items() if node not in near) / total

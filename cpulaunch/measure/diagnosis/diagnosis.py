@@ -101,18 +101,13 @@ def diagnosis_of(
 
 def _shared(figures: ProcessFigures, all_figures: Sequence[ProcessFigures], machine: ProcessLimits) -> ProcessLimits:
     """What a process was given, with the running threads of the others on its CPUs."""
-    own = figures.busy_cpus or figures.cpus
-    others = [
-        each
-        for each in all_figures
-        if each is not figures and own & (each.busy_cpus or each.cpus) and _at_the_same_time(each, figures)
-    ]
-    running = [(_running_threads(each), each.busy_cpus or each.cpus) for each in others]
-    return replace(
-        machine,
-        shared_threads=sum(threads for threads, _ in running),
-        shared_cpus=frozenset().union(*(cpus for threads, cpus in running if threads)),
-    )
+    shared_threads = shared_cpus = 0
+    for each in all_figures:
+        is_other = each is not figures and _at_the_same_time(each, figures)
+        if is_other and each.reachable_cpus & figures.reachable_cpus and (threads := _running_threads(each)):
+            shared_threads += threads
+            shared_cpus |= each.reachable_cpus
+    return replace(machine, shared_threads=shared_threads, shared_cpus=shared_cpus)
 
 
 def _running_threads(figures: ProcessFigures) -> int:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from math import isfinite
 
-from cpulaunch.records.cpulist import parse_cpulist
+from cpulaunch.records.cpulist import mask_of, parse_cpulist
 from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 BUSY_THREAD = 0.05
 """Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
+LEAST_PART = 0.02
+"""Of what all threads ran: those that ran less are not counted among the busy ones, of which there are thus few."""
 MOST = 1 << 63
 """Counts and measured values from here on are malformed."""
 DECIMALS = 12
@@ -45,6 +47,7 @@ class ProcessFigures:
     `seen_steps`: all that it made until then. `started`, `ended`: when it was measured, in seconds of the clock.
     `participants`: how many processes of its job are on this host. `threads_beside`: Python threads of the program
     that make no steps and keep busy, `cpus_beside`: how many of these and idle ones ran or were ready to run.
+    `cpus`, `busy_cpus`: the bits of their numbers are set.
     """
 
     pid: int
@@ -66,8 +69,8 @@ class ProcessFigures:
     window_failure: str
     slowdowns: Mapping[str, float]
     threads: int
-    cpus: frozenset[int]
-    busy_cpus: frozenset[int]
+    cpus: int
+    busy_cpus: int
     threads_beside: int
     cpus_beside: float
     loader_workers: int | None
@@ -76,6 +79,11 @@ class ProcessFigures:
     fetches: Mapping[str, float]
     where: Places
     pages: Mapping[int, int]
+
+    @property
+    def reachable_cpus(self) -> int:
+        """The CPUs that its busy threads may use, as bits; those of its main thread if none is known."""
+        return self.busy_cpus or self.cpus
 
     @property
     def loader_bytes(self) -> int:
@@ -179,16 +187,27 @@ def _bits(value: Any) -> int:
     return found
 
 
+def _busy_cpus(threads: Iterable[Mapping[str, Any]]) -> int:
+    """The CPUs that busy threads may use, as bits. Raises: as _finite, or KeyError.
+
+    Lists of CPUs are read one by one, as each may name thousands.
+    """
+    seconds = [(_growth(each["seconds"]), each["cpus"]) for each in threads]
+    least = LEAST_PART * sum(spent for spent, _ in seconds)
+    found: set[int] = set()
+    for cpus in {cpus for spent, cpus in seconds if spent > least}:
+        found |= parse_cpulist(cpus)
+    return mask_of(found)
+
+
 def _from(data: Mapping[str, Any]) -> ProcessFigures:
     where = data["where"]
     elapsed = max(1e-3, _amount(data["ended"]) - _amount(data["started"]))
     beside = [
-        (_amount(each["seconds"]) + _growth(each.get("delay", 0.0))) / elapsed
+        (_growth(each["seconds"]) + _growth(each.get("delay", 0.0))) / elapsed
         for each in data["busy_threads"]
-        if each.get("is_beside", False) and each["seconds"] > 0
+        if each.get("is_beside", False) and _growth(each["seconds"]) > 0
     ]
-    busy = [each for each in data["busy_threads"] if each["seconds"] > 0]
-    total = sum(_amount(each["seconds"]) for each in busy)
     return ProcessFigures(
         pid=_count(data["pid"]),
         index=_count(data["index"]),
@@ -209,8 +228,8 @@ def _from(data: Mapping[str, Any]) -> ProcessFigures:
         window_failure=str(data["window_failure"]),
         slowdowns={str(name): _amount(value) for name, value in data["slowdowns"].items()},
         threads=_count(data["threads"]),
-        cpus=frozenset(map(_count, data["cpus"])),
-        busy_cpus=frozenset().union(*(parse_cpulist(each["cpus"]) for each in busy if each["seconds"] > total / 50)),
+        cpus=mask_of(map(_count, data["cpus"])),
+        busy_cpus=_busy_cpus(data["busy_threads"]),
         threads_beside=sum(each >= BUSY_THREAD for each in beside),
         cpus_beside=min(sum(beside), float(len(beside))),
         loader_workers=None if data["loader_workers"] is None else _count(data["loader_workers"]),

@@ -1,6 +1,7 @@
 """Figures of which some numbers are absurd: they are not read, or make a diagnosis that can be shown."""
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import example, given
@@ -110,3 +111,36 @@ def test_absurd_figures_of_loaders_do_not_add_up_to_infinity(tmp_path):
         (tmp_path / figures_name(FETCHES, 0, pid)).write_text('{"seconds": 1.7e308, "delay": 1.7e308}')
     [found] = FiguresReader(str(tmp_path)).read()
     json.dumps(found.fetches, allow_nan=False)
+
+
+def peak_bytes(call):
+    """The most memory that Python's objects take during a call."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("seconds", [1e-13, 1.0])
+def test_threads_that_may_use_all_cpus_take_no_memory(seconds):
+    threads = [{"seconds": seconds, "cpus": f"{number}-16384"} for number in range(40)]
+    text = json.dumps(data(busy_threads=threads * (100 if seconds < 1 else 1)))
+    assert peak_bytes(lambda: read_figures(text)) < 8 << 20
+
+
+def test_processes_that_may_use_all_cpus_take_no_memory():
+    threads = [{"seconds": 1.0, "cpus": "0-16384"}]
+    texts = [json.dumps(data(pid=pid, index=pid, rank=pid, world_size=50, busy_threads=threads)) for pid in range(50)]
+
+    def diagnose():
+        found = diagnosis_of([read_figures(text) for text in texts], {}, MACHINE, CEILINGS, 1 << 34)
+        assert len(found.processes) == 50
+
+    assert peak_bytes(diagnose) < 8 << 20
+
+
+def test_a_cpu_that_no_kernel_has_is_malformed():
+    assert read_figures(json.dumps(data() | {"cpus": [16384]})) is not None
+    assert read_figures(json.dumps(data() | {"cpus": [1 << 62]})) is None
