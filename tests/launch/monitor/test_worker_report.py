@@ -2,6 +2,7 @@
 
 import json
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import example, given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from cpulaunch.launch.monitor import worker_report
 from cpulaunch.launch.monitor.watch import Observation
-from cpulaunch.launch.monitor.worker_report import WorkerReport, read_worker_report
+from cpulaunch.launch.monitor.worker_report import WorkerReport, read_event_file, read_worker_report
 from cpulaunch.launch.supervision.report import report, worker_lines
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.plan import LaunchOptions, LaunchPlan, WorkerPlan
@@ -273,3 +274,16 @@ def test_no_event_breaks_the_report(events):
     found = told(*events)
     json.dumps(report_on(found), allow_nan=False)
     assert all(isinstance(line, str) for line in worker_lines(ended(found)))
+
+
+def test_the_shortest_lines_take_no_more_memory_than_the_file(tmp_path):
+    size = 3 << 20
+    (tmp_path / "events").write_bytes(b"ab\n" * (size // 3))
+    tracemalloc.start()
+    try:
+        found = read_event_file(str(tmp_path / "events"))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found.ignored == size // 3
+    assert peak_bytes < 3 * size

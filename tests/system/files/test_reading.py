@@ -88,13 +88,14 @@ def test_a_name_is_found_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("content", "limit", "expected"),
     [
-        (b"a\nb\n", 99, (["a", "b", ""], 0)),
-        (b"aa\nbb\ncc\ndd\n", 8, (["aa", "dd", ""], 7)),
-        (b"aa\nbb\n" + b"x" * 99, 8, (["aa", ""], 103)),
-        (b"\xff\n", 99, (["\ufffd", ""], 0)),
+        (b"a\nb\n", 99, (["a", "b"], 0)),
+        (b"aa\nbb\ncc\ndd\n", 8, (["aa", "dd"], 7)),
+        (b"aa\nbb\n" + b"x" * 99, 8, (["aa"], 103)),
+        (b"\xff\n", 99, (["\ufffd"], 0)),
     ],
     ids=["whole", "its ends", "one long line", "no UTF-8"],
 )
 def test_whole_lines_at_both_ends_are_read(tmp_path, content, limit, expected):
     (tmp_path / "file").write_bytes(content)
-    assert read_lines_at_ends(str(tmp_path / "file"), max_bytes=limit) == expected
+    lines, unread_bytes = read_lines_at_ends(str(tmp_path / "file"), max_bytes=limit)
+    assert (list(lines), unread_bytes) == expected
