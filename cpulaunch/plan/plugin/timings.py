@@ -13,6 +13,8 @@ SIZES = (1 << 20, 25 << 20)
 """Bytes of the first and of the other buckets of DistributedDataParallel. Source: torch, DDP's bucket_cap_mb."""
 GAIN = 1.05
 """How many times as fast as gloo ccl must be, at every size, to replace it."""
+MOST_BYTES, MOST_SECONDS = 1 << 40, 1e6
+"""Larger ones have not been measured, and may not be numbers that can be shown."""
 
 
 @record(kw_only=False)
@@ -66,5 +68,10 @@ def decode(text: str | None) -> CollectiveMeasurement | None:
         timings = tuple(Timing(int(count), float(gloo), float(ccl)) for count, gloo, ccl in rows)
     except ValueError:
         return None
-    valid = timings and all(each.size_bytes > 0 and each.gloo_seconds > 0 and each.ccl_seconds > 0 for each in timings)
-    return CollectiveMeasurement(timings=timings) if valid else None
+    return CollectiveMeasurement(timings=timings) if timings and all(map(_is_plausible, timings)) else None
+
+
+def _is_plausible(timing: Timing) -> bool:
+    """Whether a timing may have been measured: any process of the user may write to the cache."""
+    seconds = (timing.gloo_seconds, timing.ccl_seconds)
+    return 0 < timing.size_bytes <= MOST_BYTES and all(0 < each <= MOST_SECONDS for each in seconds)

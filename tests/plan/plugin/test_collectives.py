@@ -217,7 +217,9 @@ def test_a_profile_with_auto_does_not_warn_about_a_single_process() -> None:
     assert note(made, "ccl_workers").reason == "no effect: this launch has no ranks"
 
 
-@pytest.mark.parametrize("text", [None, "", "x", "1:2", "1:0.5:x", "0:1:1", "1:-1:1", "1:nan:1"])
+@pytest.mark.parametrize(
+    "text", [None, "", "x", "1:2", "1:0.5:x", "0:1:1", "1:-1:1", "1:nan:1", f"{10**400}:1:1", "1:inf:1", "1:1e300:1"]
+)
 def test_malformed_measurements_decode_to_none(text: str | None) -> None:
     assert decode(text) is None
 
