@@ -129,12 +129,14 @@ def _own_folder(parent: str) -> str:
     try:
         return make_unique_directory(parent, "sample-")
     except OSError as error:
-        raise LaunchError(
-            "cannot make a folder for the figures of a launch",
-            value=parent,
-            source=error.strerror,
-            hint=LEAVE_FOLDERS,
-        ) from None
+        raise _no_place("folder", parent, error) from None
+
+
+def _no_place(what: str, path: str, error: OSError) -> LaunchError:
+    """The error that there is no place for the figures of a launch, as where a program has filled the disk."""
+    return LaunchError(
+        f"cannot make a {what} for the figures of a launch", value=path, source=error.strerror, hint=LEAVE_FOLDERS
+    )
 
 
 def plain_command(program: tuple[str, ...], python: str) -> tuple[str, ...]:
@@ -160,7 +162,10 @@ def _launch_plain(
     The plugin stays inactive: the variable with its settings is not set.
     """
     events = os.path.join(folder, "worker-0.jsonl")
-    os.close(create(events))
+    try:
+        os.close(create(events))
+    except OSError as error:
+        raise _no_place("file", events, error) from None
     environ = child_environ(setup.child.environ, (*NOT_INHERITED, (EVENTS_VARIABLE, events)))
     metric = None if choice.pattern is None else Metric(choice.pattern)
     readers = [] if metric is None else [LineReader(metric), LineReader(metric)]

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
@@ -18,6 +19,7 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
 from tests.launch.launching import alive, eventually
 from tests.launch.process.test_hostile_workers import may_trace
+from tests.strangers import needs_root
 
 PYTHON = Side(label="python", plain=True)
 DEFAULTS = Side(label="cpulaunch")
@@ -234,6 +236,30 @@ def test_a_program_that_removes_the_folder_of_all_launches_ends_them_with_a_sent
     assert sample(f"import shutil; shutil.rmtree({setup.folder!r})", PYTHON).failure is None
     with pytest.raises(LaunchError, match="cannot make a folder for the figures of a launch"):
         sample("pass", PYTHON)
+
+
+IN_A_FULL_FOLDER = """
+import sys
+from cpulaunch.measure.child_process import ChildSetup
+from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.samples import MetricChoice, Side
+from cpulaunch.records.errors import LaunchError
+setup = LaunchSetup(child=ChildSetup(environ={}), folder=sys.argv[1])
+try:
+    side = Side(label="python", plain=True)
+    take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_seconds=9, setup=setup)
+except LaunchError as error:
+    print(error)
+"""
+
+
+@needs_root
+def test_a_program_that_fills_the_folder_of_all_launches_ends_them_with_a_sentence(setup):
+    full = f'mount -t tmpfs -o nr_inodes=2 tmpfs {setup.folder} && exec "$@"'
+    command = ("unshare", "--mount", "sh", "-c", full, "sh", sys.executable, "-c", IN_A_FULL_FOLDER, setup.folder)
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "cannot make a file for the figures of a launch" in found.stdout
+    assert "No space left" in found.stdout
 
 
 TRACED_BY_ITS_DAEMON = """
