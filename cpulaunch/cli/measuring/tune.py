@@ -88,7 +88,8 @@ def _searched(
     make_private_path(private)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
-    from cpulaunch.measure.tuning.study import Study, database_errors, make_folder
+    from cpulaunch.measure.tuning.database import database_errors
+    from cpulaunch.measure.tuning.study import Study, make_folder
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     past = past_studies(root)

@@ -12,16 +12,14 @@ import json
 import logging
 import math
 import os
-import sqlite3
 import warnings
 from datetime import UTC, datetime
 
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
-from sqlalchemy import event
-from sqlalchemy.exc import SQLAlchemyError
 
+from cpulaunch.measure.tuning.database import FILE, open_storage
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
@@ -35,11 +33,6 @@ if TYPE_CHECKING:
 
     from cpulaunch.measure.tuning.space import Configuration, Dimension
 
-FILE = "study.sqlite3"
-BUSY_SECONDS = 30
-OF_THE_PLACE = ("locked", "full", "readonly", "I/O", "unable to open", "locking protocol")
-"""Words of SQLite's errors that say nothing against what is in the database. Source: SQLite, sqlite3ErrStr()."""
-OTHER_PLACE = "free the disk or the file, or set XDG_STATE_HOME to another folder"
 FACTS, FAILURE = "facts", "failure"
 WANTED = "wanted"
 """Attribute of a trial: its values, which optuna writes one by one when the trial begins."""
@@ -102,7 +95,7 @@ class Study:
         """Effect: what earlier processes measured is known, and this one has a session of its own."""
         with _quiet():
             self._study = optuna.create_study(
-                storage=None if folder is None else _storage(os.path.join(folder, FILE)),
+                storage=None if folder is None else open_storage(os.path.join(folder, FILE)),
                 study_name="tune",
                 direction="minimize",
                 load_if_exists=True,
@@ -346,51 +339,9 @@ def hold(fd: int, folder: str) -> None:
         ) from None
 
 
-def _storage(path: str) -> optuna.storages.RDBStorage:
-    """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends.
-
-    Raises: CpulaunchError if a version of optuna wrote it whose tables are others.
-    """
-
-    def connect() -> sqlite3.Connection:
-        return sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
-
-    # No path in the URL, where "?", "%" and braces mean something else.
-    try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
-    except RuntimeError:
-        raise CpulaunchError(
-            "another version of optuna wrote the database of the trials",
-            value=f"{path}; this is optuna {optuna.__version__}",
-            hint="--fresh begins a new one",
-        ) from None
-
-    def set_up(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-
-    event.listen(storage.engine, "connect", set_up)
-    storage.engine.dispose()
-    return storage
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """A context without optuna's warnings of experimental parts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextlib.contextmanager
-def database_errors(folder: str) -> Iterator[None]:
-    """A context in which errors of the database are CpulaunchErrors: it is broken, or the disk is full."""
-    try:
-        yield
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        reason = next((each.orig for each in (error, error.__cause__) if getattr(each, "orig", None)), error)
-        raise CpulaunchError(
-            "the database of the trials cannot be used",
-            value=f"{os.path.join(folder, FILE)}: {reason}",
-            hint=OTHER_PLACE if any(each in str(reason) for each in OF_THE_PLACE) else "--fresh begins a new one",
-        ) from None

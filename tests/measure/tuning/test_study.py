@@ -4,6 +4,7 @@ import fcntl
 import os
 import random
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -15,7 +16,8 @@ pytest.importorskip("optuna", reason="the extra tune is not installed")
 import optuna
 import sqlalchemy
 
-from cpulaunch.measure.tuning.study import FILE, Study, database_errors, hold, make_folder
+from cpulaunch.measure.tuning.database import FILE, database_errors
+from cpulaunch.measure.tuning.study import Study, hold, make_folder
 from cpulaunch.records.errors import CpulaunchError
 from tests.measure.tuning.recorded import SPACE
 from tests.strangers import UID, as_other_user, folder_of_stranger, needs_root
@@ -198,8 +200,6 @@ def _killed(*arguments, **options):
 
 
 def test_a_database_with_tables_of_another_optuna_is_an_error_with_a_way_out(tmp_path):
-    import sqlite3
-
     Study(str(tmp_path), SPACE, seed=1).close()
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute("UPDATE alembic_version SET version_num = 'v9.9.9.a'")
@@ -233,6 +233,57 @@ def test_only_a_broken_database_is_to_be_begun_anew(statements, said):
     with pytest.raises(CpulaunchError, match=said):
         use()
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE study_user_attributes SET value_json = '{{'",
+        "UPDATE study_user_attributes SET value_json = '\"x\"'",
+        "UPDATE trial_user_attributes SET value_json = '\"x\"'",
+        "UPDATE trial_params SET param_value = 99",
+    ],
+)
+def test_a_database_that_the_program_changed_is_to_be_begun_anew(tmp_path, statement):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study.add_baseline(50.0, 1.0, {}, speed=50.0)
+    number, _ = study.begin({"threads": 1})
+    study.finish(number, 2.0, {"values": [100.0], "speed": 100.0})
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+    study.close()
+
+    def resume():
+        with database_errors(str(tmp_path)):
+            study = Study(str(tmp_path), SPACE, seed=1)
+            try:
+                study.trials()
+                study.begin()
+            finally:
+                study.close()
+
+    with pytest.raises(CpulaunchError, match="the database of the trials") as error:
+        resume()
+    assert "--fresh" in error.value.hint
+
+
+def test_a_database_whose_study_the_program_removed_is_to_be_begun_anew(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute("DELETE FROM studies")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CpulaunchError, match="the database of the trials"), database_errors(str(tmp_path)):
+        study.begin()
+    study.close()
+
+
+def test_an_error_of_another_part_is_none_of_the_database():
+    with pytest.raises(KeyError), database_errors("folder"):
+        raise KeyError("a")
 
 
 def test_an_interrupt_is_no_kill(tmp_path):

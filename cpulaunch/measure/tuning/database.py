@@ -1,0 +1,85 @@
+"""The database of a study: optuna's storage in a file, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import traceback
+
+import optuna
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+
+from cpulaunch.records.errors import CpulaunchError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+FILE = "study.sqlite3"
+BUSY_SECONDS = 30
+OF_THE_PLACE = ("locked", "full", "readonly", "I/O", "unable to open", "locking protocol")
+"""Words of SQLite's errors that say nothing against what is in the database. Source: SQLite, sqlite3ErrStr()."""
+OTHER_PLACE = "free the disk or the file, or set XDG_STATE_HOME to another folder"
+STUDY = "cpulaunch.measure.tuning.study"
+"""The module whose errors may come from what is in the database."""
+
+
+def open_storage(path: str) -> optuna.storages.RDBStorage:
+    """optuna's storage in a file with a write-ahead log, each transaction of which is on the disk when it ends.
+
+    Raises: CpulaunchError if a version of optuna wrote it whose tables are others.
+    """
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
+
+    # No path in the URL, where "?", "%" and braces mean something else.
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{FILE}", engine_kwargs={"creator": connect})
+    except RuntimeError:
+        raise CpulaunchError(
+            "another version of optuna wrote the database of the trials",
+            value=f"{path}; this is optuna {optuna.__version__}",
+            hint="--fresh begins a new one",
+        ) from None
+
+    def set_up(connection: Any, _: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    event.listen(storage.engine, "connect", set_up)
+    storage.engine.dispose()
+    return storage
+
+
+@contextlib.contextmanager
+def database_errors(folder: str) -> Iterator[None]:
+    """A context in which errors of the database are CpulaunchErrors: it is broken, or the disk is full.
+
+    So are errors of the study about what it reads there, as the program may have changed it.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = next((each.orig for each in (error, error.__cause__) if getattr(each, "orig", None)), error)
+        raise CpulaunchError(
+            "the database of the trials cannot be used",
+            value=f"{os.path.join(folder, FILE)}: {reason}",
+            hint=OTHER_PLACE if any(each in str(reason) for each in OF_THE_PLACE) else "--fresh begins a new one",
+        ) from None
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        if not _is_of_study(error):
+            raise
+        raise CpulaunchError(
+            "the database of the trials holds what no search wrote",
+            value=f"{os.path.join(folder, FILE)}: {type(error).__name__}: {error}",
+            hint="--fresh begins a new one",
+        ) from None
+
+
+def _is_of_study(error: BaseException) -> bool:
+    """Whether an error was raised by the study, or by optuna for it."""
+    return any(frame.f_globals.get("__name__") == STUDY for frame, _ in traceback.walk_tb(error.__traceback__))
