@@ -64,15 +64,27 @@ class ChildWatch:
 
     def next_signal(self, seconds: float | None = None) -> int | None:
         """The next signal that arrives, SIGCHLD when the child has ended; None if none has, at the latest then."""
+        if self._poll is not None:
+            self._are_ready(self._poll, MAX_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAIT_SECONDS))
         if self._poll is None:
             return self._first_pending() or self._wait_for_signal(seconds)
-        self._poll.poll(1000 * MAX_WAIT_SECONDS if seconds is None else 1000 * min(seconds, MAX_WAIT_SECONDS))
         number = self._first_pending()
         return signal.SIGCHLD if number is None and self.child_has_ended() else number
 
     def child_has_ended(self) -> bool:
         """Whether the child has ended, traced or not; False where the kernel has no pidfd."""
-        return self._poll is not None and bool(self._end.poll(0))
+        return self._poll is not None and self._are_ready(self._end, 0)
+
+    def _are_ready(self, descriptors: select.poll, seconds: float) -> bool:
+        """Whether one of the descriptors is readable by then.
+
+        Effect: none is used again if a worker has set the limit of their number to 0. Source: prlimit(2), poll(2).
+        """
+        try:
+            return bool(descriptors.poll(1000 * seconds))
+        except OSError:
+            self._poll = None
+            return False
 
     def _first_pending(self) -> int | None:
         """The most urgent signal that has arrived; None if none has."""

@@ -19,7 +19,13 @@ import time
 from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
-from cpulaunch.launch.process.processes import kill_children, own_children, signal_process, traced_status
+from cpulaunch.launch.process.processes import (
+    continue_parent,
+    kill_children,
+    own_children,
+    signal_process,
+    traced_status,
+)
 from cpulaunch.launch.process.replace import flush_standard_streams
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.process.watchdog import FailureWatch, Watchdog
@@ -184,13 +190,17 @@ def _enter_adopting_guard(parent: int, control: int, remains: _Remains, notify: 
 def _guard(child: int, parent: int, remains: _Remains, notify: Notify) -> NoReturn:
     """Effect: this process waits until its child ends, ends everything, and ends with the child's exit code.
 
-    If its parent ends first, the child has some seconds to end.
+    If its parent ends first, the child has some seconds to end. If a worker has stopped the parent, be it by a trace
+    that ended with the tracer, it goes on.
     Raises: OSError, after it has ended everything: a worker may take away its descriptors (prlimit).
     """
     try:
         code = _wait_for(child, parent, remains)
     finally:
-        _end_and_remove(remains)
+        try:
+            _end_and_remove(remains)
+        finally:
+            continue_parent(parent)
     if code < 0:
         notify(_killed_text(code))
     os._exit(_exit_code(code))

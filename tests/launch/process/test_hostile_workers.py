@@ -149,6 +149,16 @@ def test_a_stopped_supervisor_goes_on(launcher):
     assert process.wait() == 3
 
 
+@pytest.mark.parametrize("how", ["os.kill(guard, signal.SIGSTOP)", "ctypes.CDLL(None).ptrace(16, guard, 0, 0)"])
+def test_a_guard_that_was_stopped_ends_with_its_launch(launcher, how):
+    """A tracer that ends without a word leaves it stopped. Source: ptrace(2), PTRACE_ATTACH."""
+    if "ptrace" in how and not may_trace():
+        pytest.skip("may not trace its launcher")
+    code = f"guard = parent(parent(os.getppid())); assert not {how}; time.sleep(0.2); sys.exit(3)"
+    process = launcher.start(python(SAYING + "    " + code), grace_seconds=GRACE, log_dir="logs")
+    assert process.wait(SLACK_SECONDS) == 3
+
+
 def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
     if not may_trace():
         pytest.skip("may not trace its parent")
