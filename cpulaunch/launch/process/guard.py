@@ -39,7 +39,7 @@ from cpulaunch.system.control_group import (
     remove_cgroup,
     remove_leftovers,
 )
-from cpulaunch.system.files.folders import remove_if_empty, remove_path
+from cpulaunch.system.files.folders import path_exists, remove_if_empty, remove_path
 from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
 from cpulaunch.system.signals import ENDING, passed_on
 
@@ -137,6 +137,8 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:
             notify(watchdog.complaint or _killed_text(code))
+        if remains.directory is not None and path_exists(remains.directory):
+            notify(f"warning: cannot remove the files of this run: {remains.directory}")
         os._exit(watchdog.exit_code or _exit_code(code))
     os.close(write)
     if earlier_children and is_linux():

@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import sys
+import time
 
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
@@ -21,6 +22,9 @@ FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GET_FLAGS, SET_FLAGS, KEPT_FLAGS = 0x80086601, 0x40086602, 0x10 | 0x20
 """Source: Linux, include/uapi/linux/fs.h: FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL and FS_APPEND_FL."""
+
+REMOVAL_SECONDS = 10.0
+"""How long to remove the folders in a folder: while another process of this user makes new ones, there is no end."""
 
 
 def unpredictable(prefix: str) -> str:
@@ -105,6 +109,25 @@ def remove_path(path: str) -> None:
         return
     remove_folder(name, folder=folder)
     os.close(folder)
+
+
+def path_exists(path: str) -> bool:
+    """Whether anything has this path; it is asked nothing, as it may be mounted. False if a folder on the way is not.
+
+    True if that cannot be told.
+    """
+    parent, name = os.path.split(path)
+    try:
+        folder = open_folder(parent)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    try:
+        _owner(name, folder)
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+    finally:
+        os.close(folder)
+    return True
 
 
 def remove_folder(name: str, *, folder: int) -> None:
@@ -215,13 +238,16 @@ def _remove_empty(name: str, folder: int | None) -> bool:
 
 
 def empty_folder(folder: int) -> None:
-    """Effect: removes what is in the folder.
+    """Effect: removes what is in the folder, as far as permissions allow, and as it can be removed in some seconds.
 
     What is in a folder in it is moved up first, so that two descriptors suffice for any depth.
     """
+    deadline = time.monotonic() + REMOVAL_SECONDS
     kept: set[str] = set()
     while left := [name for name in _without_rest(folder) if name not in kept]:
         for name in left:
+            if time.monotonic() >= deadline:
+                return
             _move_up(name, folder)
             _remove_empty(name, folder)
         kept |= set(left)

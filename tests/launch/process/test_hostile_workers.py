@@ -159,6 +159,21 @@ def test_a_guard_that_was_stopped_ends_with_its_launch(launcher, how):
     assert process.wait(SLACK_SECONDS) == 3
 
 
+@pytest.mark.root
+def test_the_run_directory_is_named_where_it_cannot_be_removed(launcher, namespaces):
+    code = """
+    folder = os.path.dirname(os.environ["CPULAUNCH_EVENTS"])
+    assert os.system(f"mount -t tmpfs none {folder}") == 0
+    """
+    tmp = launcher.dir / "tmp"
+    tmp.mkdir()
+    outcome = launcher.run(
+        python(SAYING + code), prefix=("unshare", "-m"), env={"TMPDIR": str(tmp)}, report="report.json"
+    )
+    assert outcome.code == 0, outcome.error
+    assert f"warning: cannot remove the files of this run: {tmp}/{os.listdir(tmp)[0]}\n" in outcome.error
+
+
 def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
     if not may_trace():
         pytest.skip("may not trace its parent")

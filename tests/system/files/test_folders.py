@@ -8,7 +8,16 @@ import sys
 
 import pytest
 
-from cpulaunch.system.files.folders import GET_FLAGS, SET_FLAGS, make_folder, open_own, remove_folder, remove_path
+from cpulaunch.system.files import folders
+from cpulaunch.system.files.folders import (
+    GET_FLAGS,
+    SET_FLAGS,
+    make_folder,
+    open_own,
+    path_exists,
+    remove_folder,
+    remove_path,
+)
 from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, needs_root
 from tests.unanswered import beside_unanswered
 
@@ -160,6 +169,31 @@ def test_empty_folders_are_not_entered(tmp_path, monkeypatch):
     assert not {"0", "1", "2"} & set(opened)
 
 
+@pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="Linux only")
+def test_a_folder_in_which_others_are_made_without_end_is_left(tmp_path, monkeypatch):
+    """As another process of this user can make them, and does while this one looks at what it has found."""
+    (tmp_path / "run/first/below").mkdir(parents=True)
+    made = []
+
+    def moving(name, folder, move=folders._move_up):
+        made.append(name)
+        assert len(made) < 5_000, "no end"
+        os.makedirs(f"/proc/self/fd/{folder}/new-{len(made)}/below")
+        move(name, folder)
+
+    monkeypatch.setattr(folders, "REMOVAL_SECONDS", 0.01)
+    monkeypatch.setattr(folders, "_move_up", moving)
+    remove_path(str(tmp_path / "run"))
+    assert path_exists(str(tmp_path / "run"))
+
+
+def test_what_is_missing_does_not_exist(tmp_path, victim):
+    assert path_exists(str(victim))
+    (tmp_path / "file").touch()
+    for name in ("missing", "missing/run", "file/run"):
+        assert not path_exists(str(tmp_path / name))
+
+
 def mount(source, target):
     target.mkdir(parents=True, exist_ok=True)
     if subprocess.run(["mount", "--bind", source, target], check=False, capture_output=True).returncode:
@@ -187,11 +221,15 @@ def test_what_is_mounted_is_not_entered(tmp_path, victim, place):
 def test_a_mount_that_never_answers_holds_nothing_up(tmp_path, make):
     make(tmp_path / "run")
     path = str(tmp_path / "run")
-    code = f"from cpulaunch.system.files.folders import remove_path; remove_path({path!r}); print('done')"
+    code = f"""
+from cpulaunch.system.files.folders import path_exists, remove_path
+remove_path({path!r})
+print(path_exists({path!r}))
+"""
     said = beside_unanswered(path, code)
     if said is None:
         pytest.skip("no FUSE here")
-    assert said == "done\n"
+    assert said == "True\n"
     assert (tmp_path / "run").exists()
 
 
