@@ -380,6 +380,31 @@ def test_shared_memory_of_a_killed_worker_goes_and_another_containers_stays(tmp_
             launch.communicate()
 
 
+SEARCHED = """
+from cpulaunch.system.files import shared_memory
+from cpulaunch.__main__ import main
+shared_memory.SEARCH_SECONDS = -1.0
+main()
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
+def test_a_launch_says_that_dev_shm_has_too_many_names_to_look_through(tmp_path):
+    """No number of other users' names delays the end of a launch for longer."""
+    others = [f"/dev/shm/others-{os.getpid()}-{number}" for number in range(300)]
+    (tmp_path / "job.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    command = [sys.executable, "-c", SEARCHED, "--report", "r.json", "--cpus", "0", "job.py"]
+    try:
+        for each in others:
+            open(each, "w").close()
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
+    finally:
+        for each in others:
+            os.unlink(each)
+    assert done.returncode == 137
+    assert "/dev/shm has too many names to look through" in done.stderr
+
+
 HOSTS = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node", "1")
 ALONE = ("--rdzv-conf", "last_call_timeout=1")
 """Each attempt waits no longer than that for another host, by default 30 s."""

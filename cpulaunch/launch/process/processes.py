@@ -9,13 +9,9 @@ import time
 from cpulaunch.launch.process.descendants import kill_descendants, signal_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_proc
-from cpulaunch.system.files.shared_memory import remove_shared_memory, started_at
+from cpulaunch.system.files.shared_memory import remove_shared_memory, remove_usual_names, started_at
 from cpulaunch.system.libc import is_linux
 from cpulaunch.system.process_state import EXIT_CODE, PARENT, children_of, has_ended_traced, process_ids, stat_field
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PAUSES, PAUSE_SECONDS = 50, 0.002
 """How long to wait for killed children before looking for others.
@@ -107,13 +103,17 @@ def _newest_pid() -> int:
     return pid
 
 
-def kill_children(spared: frozenset[int] = frozenset()) -> None:
-    """Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile.
+def kill_children(
+    spared: frozenset[int] = frozenset(), *, ended: frozenset[int] = frozenset(), since: float | None = None
+) -> bool:
+    """Whether all shared memory was found of those that were killed, and of those that `ended` before, after `since`.
+
+    Effect: kills and reaps every child but those `spared`, and every orphan that this process adopts meanwhile.
 
     Does not wait for one that it may not signal, nor for one that has ended and that a process from outside the launch
-    traces and does not let go of. Removes the shared memory of those that were killed.
+    traces and does not let go of. Removes that shared memory. `since`: by default the start of this process.
     """
-    left = frozenset[int]()
+    since = started_at(os.getpid()) if since is None else since
     before: list[int] = []
     rounds = 0
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
@@ -123,16 +123,12 @@ def kill_children(spared: frozenset[int] = frozenset()) -> None:
         if rounds > MAX_ROUNDS:
             spared |= frozenset(filter(has_ended_traced, killed))
         before = killed
-        left |= _reap_all(killed)
-    _remove_shared_memory(left)  # Others that were killed still used it.
+        ended |= _reap_all(killed, since)
+    return remove_shared_memory(ended, since=since)  # Others that were killed used what is left of it.
 
 
-def _remove_shared_memory(pids: Iterable[int]) -> frozenset[int]:
-    return remove_shared_memory(pids, since=started_at(os.getpid()))
-
-
-def _reap_all(killed: list[int]) -> frozenset[int]:
-    """The children of which memory is left, as others use it. Effect: reaps those that end in the next moment.
+def _reap_all(killed: list[int], since: float) -> frozenset[int]:
+    """The children that were killed. Effect: reaps those that end in the next moment.
 
     Removes what the killed ones could not remove themselves before their pids are released.
     """
@@ -143,10 +139,11 @@ def _reap_all(killed: list[int]) -> frozenset[int]:
             pauses -= 1
         if has_ended:
             ended.append(pid)
-    left = _remove_shared_memory(filter(_was_killed, ended))
+    dead = frozenset(filter(_was_killed, ended))
+    remove_usual_names(dead, since=since)
     for pid in ended:
         _release(pid)
-    return left
+    return dead
 
 
 def _has_ended(pid: int) -> bool:

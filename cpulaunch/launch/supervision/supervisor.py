@@ -45,7 +45,7 @@ from cpulaunch.launch.supervision.state_machine import (
 )
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
-from cpulaunch.system.files.shared_memory import remove_shared_memory
+from cpulaunch.system.files.shared_memory import SHARED_FOLDER, remove_usual_names
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.process_state import has_ended_traced
 from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged
@@ -64,8 +64,11 @@ MAX_POLL_MILLISECONDS = float((1 << 31) - 1)
 SIGNALS = frozenset(map(int, signal.valid_signals()))
 """Other numbers in the guard's pipe are its questions, or those of a worker that has a copy of its end."""
 
-MAX_REAPED, MAX_SHARED = 256, 1000
-"""Ended children, and files in /dev/shm, that are handled before other events: a worker may make thousands."""
+MAX_REAPED = 256
+"""Ended children that are handled before other events: a worker may make thousands."""
+MANY_NAMES = "has too many names to look through: shared memory of killed workers may be left there"
+MAX_KILLED = 1 << 16
+"""Killed workers and orphans whose shared memory of unusual names is looked for at the end."""
 
 Clock: TypeAlias = "Callable[[], float]"
 
@@ -90,8 +93,7 @@ class Supervisor:
         """By worker: its exit code, or minus the signal that killed it."""
         self.started_at, self.ended_at = wall_clock(), dict[int, float]()
         """Unix time in seconds; of the ends: by worker, in their order."""
-        self._left_memory: set[int] = set()
-        """The pids of killed workers whose shared memory others still used."""
+        self._killed: set[int] = set()
         self._worker_of: dict[int, int] = {}
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
@@ -119,8 +121,8 @@ class Supervisor:
         """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
         for worker in self.state.groups:
             self._signal_worker(worker, SIGKILL)
-        kill_children()
-        self._remove_shared_memory(self._left_memory)
+        if not kill_children(ended=frozenset(self._killed), since=self.started_at) and self._notify is not None:
+            self._notify(f"{SHARED_FOLDER} {MANY_NAMES}")
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
         continue_parent(self._parent)  # The inner guard: a worker may have stopped it, and killed the outer one.
@@ -339,12 +341,11 @@ class Supervisor:
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
         # Of orphans too: the ranks of torch's agent are such, if it ends first.
-        self._remove_shared_memory(killed, most=MAX_SHARED)
+        # The folder is read at the end alone: others may have made any number of names there.
+        remove_usual_names(frozenset(killed), since=self.started_at)
+        if len(self._killed) < MAX_KILLED:
+            self._killed |= killed
         self._check_groups()
-
-    def _remove_shared_memory(self, pids: set[int], *, most: int | None = None) -> None:
-        """Effect: removes what killed workers left in /dev/shm; what others still use is remembered for the end."""
-        self._left_memory = self._left_memory - pids | remove_shared_memory(pids, since=self.started_at, most=most)
 
     def _check_groups(self) -> None:
         """Effect: handles groups that are gone. One that got SIGKILL counts as gone.

@@ -23,79 +23,77 @@ if TYPE_CHECKING:
 
 SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
+FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 BUSY = (errno.EAGAIN, errno.ETXTBSY)
 """Of an open for writing: another process has a lease on the file, or runs it."""
-MAX_OTHERS = 1000
-"""Names of what is no file of this user's, looked at in one call: another user may have made any number of them."""
-GONE_SECONDS = 1.0
-"""Time in one call for looks at names that are gone: another user may make and remove any number of them."""
-MAX_DIGITS = 18
-"""Of a region's number: those of higher ones come last."""
+FIRST_NUMBERS = 8
+"""Regions of a process that are looked for by their names: libfabric gives it the lowest numbers first."""
+SEARCH_SECONDS = 1.0
+"""Time for other users' names: they may have made any number of them, and may make and remove them meanwhile."""
+NAMES_AT_ONCE = 256
+"""Of the folder, between two looks at the clock."""
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
 
-def remove_shared_memory(
-    pids: Iterable[int], *, since: float, most: int | None = None, folder: str = SHARED_FOLDER
-) -> frozenset[int]:
-    """The processes after which files are left that are named. Effect: removes those that no process uses any more.
+def remove_shared_memory(pids: frozenset[int], *, since: float, folder: str = SHARED_FOLDER) -> bool:
+    """Whether all was found. Effect: removes files named after these processes that no process uses any more.
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
-    time in seconds) are the processes'; other ranks may still use them. The folder is listed once: thousands of
-    processes may have been killed, and any user may have made thousands of files in it. Of more than `most` files, the
-    others are left; so are those that come after MAX_OTHERS of other users, who can take all numbers but the lowest,
-    which libfabric gives first, or once looks at names that are gone by then have taken a second.
+    time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by name, for
+    SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others make there, the files of the
+    usual names are removed.
     """
-    owners = frozenset(map(str, pids))
-    if not owners:
-        return frozenset()
+    if not pids:
+        return True
+    remove_usual_names(pids, since=since, folder=folder)
     try:
-        names = [(name, _owner(name)) for name in os.listdir(folder)]
-        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        place = os.open(folder, FOLDER)
     except OSError:
-        return frozenset()
-    owned = sorted((_order(name), name, int(owner)) for name, owner in names if owner is not None and owner in owners)
-    kept, others, left = set(), 0, GONE_SECONDS
-    for _, name, owner in owned[:most]:
-        begun = time.monotonic()
-        try:
-            is_kept = _is_kept(name, since, folder=place)
-        except FileNotFoundError:  # Another process of this launch may have removed it.
-            left -= time.monotonic() - begun
-            if left < 0:
-                break
-            continue
-        if is_kept:
-            kept.add(owner)
-        others += is_kept is None
-        if others == MAX_OTHERS:
-            break
-    os.close(place)
-    return frozenset(kept.union(owner for _, _, owner in owned[len(owned) if most is None else most :]))
+        return True
+    try:
+        with os.scandir(folder) as entries:
+            return _search(entries, frozenset(map(str, pids)), since, place=place)
+    except OSError:
+        return False
+    finally:
+        os.close(place)
 
 
-def _owner(name: str) -> str | None:
-    """The pid after which a process of this user has named a file; None for other files.
+def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHARED_FOLDER) -> None:
+    """Effect: as `remove_shared_memory`, of the names that processes usually give; the folder is not read.
 
     Source: libfabric, whose shm provider names a region PID:UID:NUMBER; openmp/runtime/src/kmp_runtime.cpp,
     __kmp_reg_status_name.
     """
-    registered = name.startswith(REGISTERED)
-    pid, mark, rest = name.removeprefix(REGISTERED).partition("_" if registered else ":")
-    owned = rest == str(os.getuid()) if registered else rest.startswith(f"{os.getuid()}:")
-    return pid if mark and owned else None
+    if not pids:
+        return
+    user = os.getuid()
+    try:
+        place = os.open(folder, FOLDER)
+    except OSError:
+        return
+    for pid in pids:
+        for name in (f"{REGISTERED}{pid}_{user}", *(f"{pid}:{user}:{number}" for number in range(FIRST_NUMBERS))):
+            _remove_unused(name, since, folder=place)
+    os.close(place)
 
 
-def _order(name: str) -> int:
-    """The runtime's file, of which there is one, before regions of low numbers before those of high ones."""
-    if name.startswith(REGISTERED):
-        return -1
-    number = name.split(":", 2)[2]
-    return int(number) if _is_number(number) else sys.maxsize
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and text == str(int(text))
+def _search(entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, place: int) -> bool:
+    """Whether all entries were looked at. Effect: removes those of the owners that no process uses any more."""
+    mark = f"{os.getuid()}:"
+    deadline = time.monotonic() + SEARCH_SECONDS
+    for number, entry in enumerate(entries, 1):
+        owner, _, rest = entry.name.partition(":")
+        named = owner in owners and rest.startswith(mark)
+        if not named and number % NAMES_AT_ONCE:
+            continue
+        begun = time.monotonic()
+        if begun > deadline:
+            return False
+        if named and _remove_unused(entry.name, since, folder=place):
+            deadline += time.monotonic() - begun
+    return True
 
 
 def started_at(pid: int) -> float:
@@ -109,28 +107,20 @@ def started_at(pid: int) -> float:
     return now - time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
 
 
-def _is_kept(name: str, since: float, *, folder: int) -> bool | None:
-    """Whether a file of this user's is left because a process uses it; None if what has the name is no such file.
-
-    Effect: removes an unused one. Raises: FileNotFoundError.
-    """
+def _remove_unused(name: str, since: float, *, folder: int) -> bool:
+    """Whether what has the name is a file of this user's. Effect: removes it if no process uses it."""
     try:
         fd = _open_own(name, since, folder=folder)
-    except FileNotFoundError:
-        raise
     except OSError as error:
-        return True if error.errno in BUSY else None
+        return error.errno in BUSY
     try:
-        if not _is_own(os.fstat(fd), since):
-            return False
-        if is_in_use(fd):
-            return True
-        os.unlink(name, dir_fd=folder)
+        if _is_own(os.fstat(fd), since) and not is_in_use(fd):
+            os.unlink(name, dir_fd=folder)
     except OSError:
-        return False
+        pass  # Another process of this launch may have removed it.
     finally:
         os.close(fd)
-    return False
+    return True
 
 
 def _open_own(name: str, since: float, *, folder: int) -> int:
@@ -174,26 +164,24 @@ def is_in_use(fd: int) -> bool:
 def remove_own_shared_memory(folder: str = SHARED_FOLDER) -> None:
     """Effect: removes the names of the shared memory that this process has mapped and that is named after it.
 
-    A file of the same name in another container's /dev/shm is none of these. Source: proc(5), /proc/pid/map_files.
+    A file of the same name in another container's /dev/shm is none of these. Source: proc(5), /proc/pid/maps: device
+    numbers, inode and path of every file that this process has mapped.
     """
-    mark = f"{os.getpid()}:"
-    mapped = _mapped_files()
-    for name in filter(lambda name: name.startswith(mark), os.listdir(folder)):
-        path = os.path.join(folder, name)
-        try:
-            status = os.lstat(path)
-            if (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino) in mapped:
-                os.unlink(path)
-        except OSError:
-            continue
-
-
-def _mapped_files() -> set[tuple[int, int, int]]:
-    """Device numbers and inode of every file that this process has mapped. Source: proc(5), /proc/pid/maps."""
-    files = set()
+    mark = b"%d:" % os.getpid()
     with open("/proc/self/maps", "rb") as maps:  # Bytes: a name may hold what text takes for the end of a line.
         for line in maps:
-            _, _, _, device, inode, *_ = line.split()
-            major, _, minor = device.partition(b":")
-            files.add((int(major, 16), int(minor, 16), int(inode)))
-    return files
+            _, _, _, device, inode, *path = line.rstrip(b"\n").split(None, 5)
+            name = b"".join(path).rpartition(b"/")[2]
+            if name.startswith(mark):
+                _remove_mapped(os.path.join(os.fsencode(folder), name), device, int(inode))
+
+
+def _remove_mapped(path: bytes, device: bytes, inode: int) -> None:
+    major, _, minor = device.partition(b":")
+    try:
+        status = os.lstat(path)
+        found = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
+        if found == (int(major, 16), int(minor, 16), inode):
+            os.unlink(path)
+    except OSError:
+        return

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from cpulaunch.records.cpulist import parse_cpulist
-from cpulaunch.system.files.shared_memory import remove_shared_memory
+from cpulaunch.system.files.shared_memory import remove_shared_memory, remove_usual_names
 from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.loopback_store import on_loopback
 
@@ -61,17 +61,18 @@ def wait_for(ranks: set[int], *, since: float) -> int:
     started, in Unix seconds.
     """
     failed = False
-    left = set[int]()
+    dead = set[int]()
     while ranks:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None  # Only WNOHANG makes it None.
-        left |= remove_shared_memory({ended.si_pid}, since=since)
+        remove_usual_names(frozenset({ended.si_pid}), since=since)
+        dead.add(ended.si_pid)
         ranks.discard(ended.si_pid)
         os.waitpid(ended.si_pid, 0)
         if ended.si_status and not failed:
             failed = True
             _kill(ranks)
-    remove_shared_memory(left, since=since)  # Other ranks used it when these ended.
+    remove_shared_memory(frozenset(dead), since=since)  # Other ranks used it when these ended.
     return int(failed)
 
 

@@ -20,6 +20,7 @@ from tests.unanswered import beside_unanswered
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
 PID = 41
+PIDS = frozenset({PID})
 NAME = f"{PID}:{os.getuid()}:0"
 
 
@@ -58,10 +59,10 @@ def test_a_file_in_use_is_left_while_it_is_used(folder, how):
         [sys.executable, "-c", HOLD, path, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "ready\n"
-    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == {PID}
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert os.path.exists(path)
     holder.communicate()
-    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert not os.path.exists(path)
 
 
@@ -80,10 +81,10 @@ def test_a_file_that_a_process_has_a_lease_on_is_removed_after_its_end(folder):
     command = [sys.executable, "-c", LEASE, path]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "ready\n"
-    left = shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     holder.communicate()
-    assert left == {PID}
-    assert shared_memory.remove_shared_memory(left, since=0, folder=folder) == set()
+    assert os.path.exists(path)
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert not os.path.exists(path)
 
 
@@ -94,11 +95,11 @@ def test_a_file_that_runs_is_removed_after_its_end(folder):
         runs = subprocess.Popen([path, "1000"])
     except PermissionError:
         pytest.skip("no program runs from /dev/shm here")
-    left = shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     runs.kill()
     runs.wait()
-    assert left == {PID}
-    assert shared_memory.remove_shared_memory(left, since=0, folder=folder) == set()
+    assert os.path.exists(path)
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert not os.path.exists(path)
 
 
@@ -111,7 +112,7 @@ def test_a_file_without_permissions_is_removed(folder):
     def act():
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         os.chmod(make(folder, path), 0)
-        assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+        assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
 
     as_stranger(act)
     assert not os.path.exists(path)
@@ -121,7 +122,7 @@ def test_a_file_from_before_the_launch_is_left(folder):
     path, registered = make(folder), make(folder, f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}")
     for each in (path, registered):
         os.utime(each, (time.time() - 1, time.time() - 1))
-    assert shared_memory.remove_shared_memory({PID}, since=time.time(), folder=folder) == set()
+    assert shared_memory.remove_shared_memory(PIDS, since=time.time(), folder=folder)
     assert os.path.exists(path)
     assert os.path.exists(registered)
 
@@ -133,11 +134,11 @@ def test_the_folder_is_listed_once_for_all_processes(folder, monkeypatch):
     others = [f"{PID}:{user + 1}:0", f"{PID + 3}:{user}:0", f"__KMP_REGISTERED_LIB_{PID}_{user}0", f"{PID}", "x:y"]
     for name in (*used, *others):
         make(folder, name)
-    listdir = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: listed.append(path) or listdir(path))
-    assert shared_memory.remove_shared_memory(range(PID, PID + 3), since=0, folder=folder) == set()
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(path) or scandir(path))
+    assert shared_memory.remove_shared_memory(frozenset(range(PID, PID + 3)), since=0, folder=folder)
     assert listed == [folder]
-    assert sorted(listdir(folder)) == sorted(others)
+    assert sorted(os.listdir(folder)) == sorted(others)
 
 
 @needs_root
@@ -155,7 +156,7 @@ def test_who_opens_a_file_meanwhile_sends_no_signal_that_ends_this_process(folde
     monkeypatch.setattr(fcntl, "fcntl", opened_meanwhile)
     before = signal.signal(signal.SIGIO, lambda number, _: told.append(number))
     try:
-        assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+        assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     finally:
         signal.signal(signal.SIGIO, before)
     assert not told
@@ -165,7 +166,7 @@ def test_who_opens_a_file_meanwhile_sends_no_signal_that_ends_this_process(folde
 def test_a_file_of_another_user_is_left(folder):
     path = make(folder)
     os.chown(path, UID, UID)
-    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert os.path.exists(path)
 
 
@@ -180,89 +181,78 @@ def test_the_start_of_a_process_is_known():
 def test_a_link_is_not_followed(folder, tmp_path):
     (tmp_path / "victim").touch()
     os.symlink(tmp_path / "victim", os.path.join(folder, NAME))
-    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert (tmp_path / "victim").exists()
 
 
-def test_of_many_files_some_are_left_for_later(folder):
-    for number in range(5):
-        make(folder, f"{PID}:{os.getuid()}:{number}")
-    make(folder, f"{PID + 1}:{os.getuid()}:0")
-    left = shared_memory.remove_shared_memory({PID}, since=0, most=3, folder=folder)
-    assert (left, len(os.listdir(folder))) == ({PID}, 3)
-    assert not shared_memory.remove_shared_memory(left, since=0, most=2, folder=folder)
-    assert os.listdir(folder) == [f"{PID + 1}:{os.getuid()}:0"]
+def names_of_a_stranger(folder, count):
+    """So many names of one file, as anyone can make hundreds of thousands."""
+    other = make(folder, "other")
+    os.chown(other, UID, UID)
+    for number in range(1000, 1000 + count):
+        os.link(other, os.path.join(folder, f"{PID}:{os.getuid()}:{number}"))
 
 
 @needs_root
-def test_names_of_another_user_delay_nothing_and_keep_no_file_from_its_removal(folder, monkeypatch):
-    """Anyone can link one file to hundreds of thousands of names."""
-    own = [f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}", *(f"{PID + each}:{os.getuid()}:0" for each in (0, 1))]
-    other = make(folder, "other")
-    os.chown(other, UID, UID)
-    for number in range(10, 60):
-        os.link(other, os.path.join(folder, f"{PID}:{os.getuid()}:{number}"))
+def test_names_of_another_user_keep_no_file_from_its_removal(folder):
+    names_of_a_stranger(folder, 600)
+    own = [f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}", *(f"{PID}:{os.getuid()}:{each}" for each in (0, 1, 999))]
     for name in own:
+        make(folder, name)
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
+    assert len(os.listdir(folder)) == 601
+
+
+@needs_root
+def test_names_of_another_user_take_no_more_than_their_time(folder, monkeypatch):
+    names_of_a_stranger(folder, 600)
+    usual = [f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}", *(f"{PID}:{os.getuid()}:{each}" for each in (0, 1))]
+    for name in usual:
         make(folder, name)
     looked_at, open_here = [], shared_memory.open_here
     monkeypatch.setattr(shared_memory, "open_here", lambda name, **to: looked_at.append(name) or open_here(name, **to))
-    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
-    assert shared_memory.remove_shared_memory({PID, PID + 1}, since=0, folder=folder) == set()
-    assert len(looked_at) == len(own) + 5
-    assert not set(own) & set(os.listdir(folder))
+    clock = itertools.count()
+    monkeypatch.setattr(shared_memory.time, "monotonic", lambda: next(clock) / 50)
+    assert not shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
+    assert not set(usual) & set(os.listdir(folder))
+    assert len(looked_at) < 70
 
 
-def test_no_other_name_comes_before_the_lowest_number(folder, monkeypatch):
-    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5)
-    for other in ("!", "+", "-1", "", "00", "1", "2", "3", "!:0", "+:0", "::0", "-:0", "a:0"):
-        os.mkdir(f"{folder}/{PID}:{os.getuid()}:{other}")
-    own = f"{PID + 1}:{os.getuid()}:0"
-    make(folder, own)
-    shared_memory.remove_shared_memory({PID, PID + 1}, since=0, folder=folder)
-    assert own not in os.listdir(folder)
+def test_names_of_no_process_are_looked_at_for_no_more_than_their_time(folder, monkeypatch):
+    for number in range(600):
+        open(os.path.join(folder, f"other-{number}"), "w").close()
+    monkeypatch.setattr(shared_memory, "SEARCH_SECONDS", -1.0)
+    assert not shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
 
 
-def test_a_name_that_is_gone_by_now_counts_as_no_other_users(folder, monkeypatch):
-    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5)
-    last = make(folder, f"{PID}:{os.getuid()}:10")
-    listed = [*(f"{PID}:{os.getuid()}:{number}" for number in range(10)), *os.listdir(folder)]
-    monkeypatch.setattr(os, "listdir", lambda path: listed)
-    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
-    assert not os.path.exists(last)
-
-
-def test_names_that_are_gone_delay_nothing_without_end(folder, monkeypatch):
-    listed = [f"{PID}:{os.getuid()}:{number}" for number in range(10)]
-    monkeypatch.setattr(os, "listdir", lambda path: listed)
-    monkeypatch.setattr(shared_memory, "GONE_SECONDS", -1.0, raising=False)
-    open_here, looked_at = shared_memory.open_here, []
-    monkeypatch.setattr(
-        shared_memory, "open_here", lambda name, folder: looked_at.append(name) or open_here(name, folder=folder)
-    )
-    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
-    assert len(looked_at) == 1
-
-
-def test_time_that_own_files_take_is_none_of_names_that_are_gone(folder, monkeypatch):
-    names = [f"{PID}:{os.getuid()}:{number}" for number in range(10)]
-    for name in names[:5] + names[6:]:
-        make(folder, name)
+def test_time_that_own_files_take_is_none_of_other_names(folder, monkeypatch):
+    for number in range(100, 110):
+        make(folder, f"{PID}:{os.getuid()}:{number}")
     clock = itertools.count()
     is_in_use = shared_memory.is_in_use
     monkeypatch.setattr(shared_memory, "is_in_use", lambda descriptor: next(clock) < 0 or is_in_use(descriptor))
     monkeypatch.setattr(shared_memory.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(shared_memory, "GONE_SECONDS", 3.0)
-    monkeypatch.setattr(os, "listdir", lambda path: names)
-    shared_memory.remove_shared_memory({PID}, since=0, folder=folder)
+    monkeypatch.setattr(shared_memory, "SEARCH_SECONDS", 11.0)
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     monkeypatch.undo()
     assert os.listdir(folder) == []
 
 
-def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
-    monkeypatch.setattr(shared_memory, "MAX_OTHERS", 5, raising=False)
-    for number in range(20):
+def test_usual_names_are_found_without_a_look_at_others(folder, monkeypatch):
+    names = [f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}", *(f"{PID}:{os.getuid()}:{each}" for each in range(8))]
+    for name in names:
+        make(folder, name)
+    monkeypatch.setattr(os, "scandir", None)
+    monkeypatch.setattr(os, "listdir", None)
+    shared_memory.remove_usual_names(PIDS, since=0, folder=folder)
+    monkeypatch.undo()
+    assert os.listdir(folder) == []
+
+
+def test_all_files_of_this_user_are_removed_however_many(folder):
+    for number in range(600):
         make(folder, f"{PID}:{os.getuid()}:{number}")
-    assert shared_memory.remove_shared_memory({PID}, since=0, folder=folder) == set()
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     assert os.listdir(folder) == []
 
 
@@ -270,7 +260,7 @@ def test_all_files_of_this_user_are_removed_however_many(folder, monkeypatch):
 def test_what_is_no_file_is_not_opened(folder, make_other):
     path = os.path.join(folder, NAME)
     make_other(path)
-    assert not opens(path, lambda: shared_memory.remove_shared_memory({PID}, since=0, folder=folder))
+    assert not opens(path, lambda: shared_memory.remove_shared_memory(PIDS, since=0, folder=folder))
     assert os.path.exists(path)
 
 
@@ -287,12 +277,15 @@ def test_a_file_of_a_mount_that_never_answers_is_left(folder, name, call):
     assert said == "done\n"
 
 
-def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder):
+def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder, monkeypatch):
     own, others = (make(folder, f"{os.getpid()}:{os.getuid()}:{number}") for number in (0, 1))
     foreign = make(folder, f"1{os.getpid()}:{os.getuid()}:0\r\n\x85")
     fds = [os.open(path, os.O_RDWR) for path in (own, foreign)]
     memory = [mmap.mmap(fd, 0) for fd in fds]
+    monkeypatch.setattr(os, "listdir", None)  # Another user may have made any number of names.
+    monkeypatch.setattr(os, "scandir", None)
     shared_memory.remove_own_shared_memory(folder)
+    monkeypatch.undo()
     assert [os.path.exists(path) for path in (own, others, foreign)] == [False, True, True]
     for each in memory:
         each.close()

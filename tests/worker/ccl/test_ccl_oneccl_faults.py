@@ -19,12 +19,12 @@ def test_only_files_named_after_the_process_are_removed(tmp_path):
     others = (f"141:{user}:0", f"4:{user}:0", f"41:{user + 1}:0", "41", f"__KMP_REGISTERED_LIB_4_{user}", f"{own[2]}0")
     for name in (*own, *others):
         (tmp_path / name).touch()
-    remove_shared_memory({41}, since=0, folder=str(tmp_path))
+    remove_shared_memory(frozenset({41}), since=0, folder=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == set(others)
 
 
 def test_a_missing_folder_is_not_an_error(tmp_path):
-    remove_shared_memory({41}, since=0, folder=str(tmp_path / "none"))
+    remove_shared_memory(frozenset({41}), since=0, folder=str(tmp_path / "none"))
 
 
 SUB_GROUP = """
