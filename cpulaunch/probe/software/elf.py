@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from itertools import takewhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ MACHINES = {
 """By `uname -m`: ELF class (1: 32 bits, 2: 64), order of bytes (1: little-endian, 2: big-endian), e_machine."""
 
 PT_LOAD, PT_DYNAMIC = 1, 2
-DT_STRTAB, DT_SYMTAB, DT_RPATH, DT_RUNPATH, DT_GNU_HASH = 5, 6, 15, 29, 0x6FFFFEF5
+DT_NEEDED, DT_STRTAB, DT_SYMTAB, DT_RPATH, DT_RUNPATH, DT_GNU_HASH = 1, 5, 6, 15, 29, 0x6FFFFEF5
+DT_NULL, DT_AUXILIARY, DT_FILTER = 0, 0x7FFFFFFD, 0x7FFFFFFF
+NAME_BYTES = 1 << 12
+"""Of the name of a library, which is a path where it has a slash."""
 SYMBOL_BYTES = 24
 CHAIN_WORDS = 64
 TABLE_BYTES = 1 << 16
@@ -57,12 +61,13 @@ def exports(root: Root, name: str, symbol: str) -> bool:
     return _read(root, name, lambda file: _exports(file, symbol.encode()), default=False)
 
 
-def run_path(root: Root, name: str) -> tuple[str, ...] | None:
-    """Where the loader looks for what a library needs: the entries of DT_RPATH and DT_RUNPATH, as they are written.
+def needed_from(root: Root, name: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Where the loader looks for what a library needs, and the paths of what it loads without a search, as written.
 
-    None if it cannot be read, as of what is no 64-bit little-endian shared library.
+    These are the entries of DT_RPATH and DT_RUNPATH; and names with a slash in DT_NEEDED, DT_AUXILIARY and DT_FILTER.
+    None if they cannot be read, as of what is no 64-bit little-endian shared library.
     """
-    return _read(root, name, _run_path, default=None)
+    return _read(root, name, _needed_from, default=None)
 
 
 def _read(root: Root, name: str, look: Callable[[int], Found], *, default: Default) -> Found | Default:
@@ -79,16 +84,20 @@ def _read(root: Root, name: str, look: Callable[[int], Found], *, default: Defau
         os.close(descriptor)
 
 
-def _run_path(file: int) -> tuple[str, ...]:
+def _needed_from(file: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     segments, table = _tables(file)
-    if not (tags := [tag for tag in (DT_RPATH, DT_RUNPATH) if tag in table]):
-        return ()
-    strings_at = _offset(segments, table[DT_STRTAB])
-    texts = [os.pread(file, TABLE_BYTES, strings_at + table[tag]).partition(b"\0")[0] for tag in tags]
-    return tuple(entry for text in texts if text for entry in os.fsdecode(text).split(":"))
+    strings_at = _offset(segments, dict(table)[DT_STRTAB])
+
+    def texts(*tags: int, size: int) -> list[str]:
+        found = (os.pread(file, size, strings_at + value).partition(b"\0")[0] for tag, value in table if tag in tags)
+        return [os.fsdecode(text) for text in found if text]
+
+    folders = tuple(entry for text in texts(DT_RPATH, DT_RUNPATH, size=TABLE_BYTES) for entry in text.split(":"))
+    names = texts(DT_NEEDED, DT_AUXILIARY, DT_FILTER, size=NAME_BYTES)
+    return folders, tuple(name for name in names if "/" in name)
 
 
-def _tables(file: int) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]:
+def _tables(file: int) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]:
     """The segments and the dynamic table. Raises: ValueError for another kind of file."""
     header = os.pread(file, 64, 0)
     if header[:6] != b"\x7fELF\x02\x01":
@@ -98,7 +107,8 @@ def _tables(file: int) -> tuple[list[tuple[int, int, int, int]], dict[int, int]]
 
 
 def _exports(file: int, symbol: bytes) -> bool:
-    segments, table = _tables(file)
+    segments, entries = _tables(file)
+    table = dict(entries)
     hash_at, symbols_at, strings_at = (_offset(segments, table[tag]) for tag in (DT_GNU_HASH, DT_SYMTAB, DT_STRTAB))
     return any(
         _defines(file, symbols_at + index * SYMBOL_BYTES, strings_at=strings_at, symbol=symbol)
@@ -116,11 +126,13 @@ def _segments(file: int, header: bytes) -> Iterator[tuple[int, int, int, int]]:
         yield kind, offset, address, length
 
 
-def _dynamic(file: int, segments: list[tuple[int, int, int, int]]) -> dict[int, int]:
+def _dynamic(file: int, segments: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+    """(tag, value) of each entry before the one that ends the table."""
     places = {kind: (offset, length) for kind, offset, _, length in segments}
     offset, length = places[PT_DYNAMIC]
     data = os.pread(file, min(length, TABLE_BYTES), offset)
-    return dict(struct.iter_unpack("<QQ", data[: len(data) // 16 * 16]))
+    entries = struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])
+    return list(takewhile(lambda entry: entry[0] != DT_NULL, entries))
 
 
 def _offset(segments: list[tuple[int, int, int, int]], address: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.probe.software.elf import fits, run_path
+from cpulaunch.probe.software.elf import fits, needed_from
 from cpulaunch.probe.software.ldcache import read_ld_cache
 from cpulaunch.records.host import Library, LibraryKind
 from cpulaunch.records.record import record
@@ -50,10 +50,15 @@ def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mappin
     for path in paths:
         stem, _ = _parts(path)
         real = _real(root, path)
-        if stem in STEMS and real and real not in found and fits(root.bytes(real, limit=20), arch):
-            family, _ = STEMS[stem]
-            untrusted = _untrusted_part(path) if root.live else None
-            found[real] = Library(kind=family.kind, name=family.name, path=path, untrusted=untrusted)
+        if stem not in STEMS or not real or real in found:
+            continue
+        family, _ = STEMS[stem]
+        untrusted = _changeable_part(path) if root.live else None
+        if untrusted is None:  # Else it is not read: another user's link may lead to a file whose reading has effects.
+            if not fits(root.bytes(real, limit=20), arch):
+                continue
+            untrusted = _untrusted_need(path) if root.live else None
+        found[real] = Library(kind=family.kind, name=family.name, path=path, untrusted=untrusted)
     order = [(family.kind, family.name) for family in FAMILIES]
     return tuple(sorted(found.values(), key=lambda library: order.index((library.kind, library.name))))
 
@@ -64,23 +69,37 @@ def mkl_dispatch_library() -> tuple[Library, ...]:
     path = os.path.join(package, "lib", "libcpulaunch_mkl.so")
     if not os.path.isfile(path):
         return ()
-    return (Library(kind="mkl-dispatch", name="mkl-dispatch", path=path, untrusted=_untrusted_part(path)),)
+    return (
+        Library(
+            kind="mkl-dispatch",
+            name="mkl-dispatch",
+            path=path,
+            untrusted=_changeable_part(path) or _untrusted_need(path),
+        ),
+    )
 
 
-def _untrusted_part(path: str) -> str | None:
-    """What others may change of a library, or of the folders where the loader looks for what it needs."""
-    from cpulaunch.system.files.trust import untrusted_folder, untrusted_part  # Not needed where there is no library.
+def _changeable_part(path: str) -> str | None:
+    """What others may change of a library or on the way to it; it is not read."""
+    from cpulaunch.system.files.trust import untrusted_part  # Here and below: not needed where there is no library.
 
-    if (reason := untrusted_part(path)) is not None:
-        return reason
-    if (entries := run_path(Root(), path)) is None:
+    return untrusted_part(path)
+
+
+def _untrusted_need(path: str) -> str | None:
+    """What others may change of the files that a library names by their paths, or where the loader looks for others."""
+    from cpulaunch.system.files.trust import untrusted_folder, untrusted_part
+
+    if (needed := needed_from(Root(), path)) is None:
         return "its RUNPATH cannot be read"
-    for entry in entries:
-        folder = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", os.path.dirname(path))
-        if not folder.startswith("/") or "$" in folder:
-            return f"{entry or 'the current folder'} is in its RUNPATH"
-        if (reason := untrusted_folder(folder)) is not None:
-            return f"{reason} (in its RUNPATH)"
+    folders, files = needed
+    checks = [(each, "in its RUNPATH", untrusted_folder) for each in folders]
+    for entry, where, check in [*checks, *((each, "needed by its path", untrusted_part) for each in files)]:
+        place = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", os.path.dirname(path))
+        if not place.startswith("/") or "$" in place:
+            return f"{entry or 'the current folder'} is {where}"
+        if (reason := check(place)) is not None:
+            return f"{reason} ({where})"
     return None
 
 

@@ -11,10 +11,12 @@ import pytest
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.ldcache import read_ld_cache
 from cpulaunch.probe.software.libraries import read_libraries
-from cpulaunch.records.host import Host
+from cpulaunch.records.host import Host, Library
 from cpulaunch.system.files.trust import untrusted_part
+from tests.opens import opens
 from tests.probe.libraries import elf_header, ld_cache, library
 from tests.roots import GRACE, RootSpec, X86Cpu, write_root
+from tests.strangers import UID, needs_root
 
 MULTIARCH = "/usr/lib/x86_64-linux-gnu"
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links and ELF files are Unix's")
@@ -220,6 +222,52 @@ def test_a_library_that_looks_for_others_where_anyone_may_put_them_is_untrusted(
     libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ=environ)
     [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
     assert untrusted == (reason.format(private=private) if reason else None)
+
+
+@pytest.mark.parametrize(
+    ("needed", "reason"),
+    [
+        ("./lib/libneeded.so", "./lib/libneeded.so is needed by its path"),
+        ("lib/libneeded.so", "lib/libneeded.so is needed by its path"),
+        ("{private}/lib/libneeded.so", None),
+        ("{private}/shared/libneeded.so", "{private}/shared may be written by everyone (needed by its path)"),
+    ],
+)
+def test_a_library_that_needs_another_by_a_path_that_others_can_take_is_untrusted(
+    private: Path, needed: str, reason: str | None
+) -> None:
+    """A linker records the path of a library that has no name of its own; a relative one starts where the user is."""
+    if (compiler := shutil.which("cc")) is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
+        pytest.skip("no C compiler that makes 64-bit ELF files")
+    empty = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none")
+    for name, mode in (("lib", 0o755), ("shared", 0o777)):
+        (private / name).mkdir()
+        subprocess.run([compiler, *empty, "-o", str(private / name / "libneeded.so")], check=True)
+        (private / name).chmod(mode)
+    file = private / "lib/libjemalloc.so.2"
+    subprocess.run([compiler, *empty, needed.format(private=private), "-o", str(file)], check=True, cwd=private)
+    environ = {"LD_LIBRARY_PATH": str(file.parent)}
+    libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ=environ)
+    [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
+    assert untrusted == (reason.format(private=private) if reason else None)
+
+
+@needs_root
+def test_what_others_can_change_is_not_read(private: Path) -> None:
+    """A link of another user may lead to a file whose reading has effects: the kernel's log is gone then."""
+    file, others = library(private, "real.so"), private / "others/lib"
+    others.mkdir(parents=True)
+    (others / "libjemalloc.so.2").symlink_to(file)
+    os.chown(others, UID, UID)
+    found: list[Library] = []
+
+    def read() -> None:
+        environ = {"CONDA_PREFIX": str(others.parent)}
+        found.extend(read_libraries(Root(), os.uname().machine, prefix=None, environ=environ))
+
+    assert not opens(file, read)
+    [untrusted] = (each.untrusted for each in found if each.path == str(others / "libjemalloc.so.2"))
+    assert untrusted == f"{others} belongs to user {UID}"
 
 
 @pytest.mark.parametrize(
