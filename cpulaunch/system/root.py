@@ -157,11 +157,11 @@ class Root:
             if path.startswith(KERNEL):
                 return os.open(path, READ)
             try:
-                return _open_regular(path, nofollow=0)
+                return _open_regular(path, live=True)
             except OSError as error:
                 if error.errno != errno.ESTALE:  # On NFS: another host has replaced what was looked up.
                     raise
-            return _open_regular(path, nofollow=0)
+            return _open_regular(path, live=True)
         directory, _, base = name.rpartition("/")
         if base not in ("", ".", ".."):
             try:
@@ -197,21 +197,32 @@ def _check_length(length: int, name: str) -> None:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
 
 
-def _open_regular(path: str, *, nofollow: int = NOFOLLOW) -> int:
-    """A descriptor for reading a regular file. Raises: OSError; ELOOP for a link, unless it is to be followed.
+def _open_regular(path: str, *, live: bool = False) -> int:
+    """A descriptor for reading a regular file. Raises: OSError; ELOOP for a link, unless it is one of this machine.
 
-    Nothing else is ever opened, except by O_PATH: the open of a device may have effects. Source: open(2).
+    Nothing else is ever opened, except by O_PATH: the open of a device may have effects, and another user's link may
+    lead to a file of the kernel's whose reading has some. Source: open(2).
     """
+    nofollow = 0 if live else NOFOLLOW
     found = os.open(path, INSPECT | nofollow)
     try:
-        mode = os.fstat(found).st_mode
-        if not stat.S_ISREG(mode):
-            reason = errno.ELOOP if stat.S_ISLNK(mode) else errno.EINVAL
+        status = os.fstat(found)
+        if not stat.S_ISREG(status.st_mode) or (live and _is_kernels(found, status)):
+            reason = errno.ELOOP if stat.S_ISLNK(status.st_mode) else errno.EINVAL
             raise OSError(reason, os.strerror(reason), path)
         link = f"/proc/self/fd/{found}"
         return os.open(link, READ) if os.path.exists(link) else os.open(path, READ | nofollow)
     finally:
         os.close(found)
+
+
+def _is_kernels(fd: int, status: os.stat_result) -> bool:
+    """Whether an opened file is one of the kernel's own, which has no blocks in a file system without a device."""
+    if getattr(status, "st_blocks", 1) or os.major(status.st_dev):
+        return False
+    from cpulaunch.system.files.reading import is_kernels  # Most files are on a device.
+
+    return is_kernels(fd)
 
 
 def natural(text: str) -> int | None:

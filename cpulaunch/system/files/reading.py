@@ -9,12 +9,17 @@ import errno
 import io
 import os
 import stat
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_PROC = 1 << 24
+KERNEL_FILES = {0x9FA0, 0x62656572, 0x64626720, 0x74726163}
+"""Of procfs, sysfs, debugfs and tracefs. Source: statfs(2), f_type."""
+STATFS_BYTES = 256
+"""More than any struct statfs has."""
 LOST = 0o601
 """The mode of a private file to which something could not be written: one that no file system gives to all files."""
 
@@ -22,8 +27,9 @@ LOST = 0o601
 def open_regular(name: str, *, folder: int | None = None, links: bool = False) -> int:
     """A descriptor for reading a regular file, opened without following a link, unless `links` are to be followed.
 
-    Nothing else is opened, except by O_PATH: the open of a device may have effects. Without O_NONBLOCK, that of a named
-    pipe would wait for its writer. Raises: OSError.
+    Nothing else is opened, except by O_PATH: the open of a device may have effects, and so may reading a file of the
+    kernel's own file systems, to which another user's link may lead. Without O_NONBLOCK, the open of a named pipe would
+    wait for its writer. Raises: OSError.
     """
     try:
         return _open_regular(name, folder, links)
@@ -51,11 +57,30 @@ def _open_regular(name: str, folder: int | None, links: bool) -> int:
 
 
 def _check_regular(fd: int, name: str) -> None:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISDIR(mode):
+    status = os.fstat(fd)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode) or (may_be_kernels(status) and is_kernels(fd)):
         raise OSError(errno.EINVAL, "not a regular file", name)
+
+
+def may_be_kernels(status: os.stat_result) -> bool:
+    """Whether a file has neither blocks nor a device of its own, as those of the kernel and some empty ones."""
+    return getattr(status, "st_blocks", 1) == 0 and os.major(status.st_dev) == 0
+
+
+def is_kernels(fd: int) -> bool:
+    """Whether an opened file is one of the kernel's own file systems, mounted anywhere; False where that is unknown."""
+    try:
+        import ctypes  # It takes 3 ms, and few files are asked for.
+
+        found = ctypes.create_string_buffer(STATFS_BYTES)
+        if ctypes.CDLL(None).fstatfs(fd, found):
+            return False
+    except (ImportError, AttributeError, OSError):
+        return False
+    words = (int.from_bytes(found.raw[at : at + 4], sys.byteorder) for at in (0, 4))
+    return not KERNEL_FILES.isdisjoint(words)  # f_type has 4 or 8 bytes.
 
 
 def open_here(name: str, *, folder: int, flags: int = 0) -> int:

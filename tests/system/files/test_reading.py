@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 
 import pytest
 
@@ -45,6 +46,24 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, read):
     with pytest.raises(OSError):  # noqa: PT011 - of several kinds
         read(str(tmp_path / "file"), max_bytes=10)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+@pytest.mark.parametrize("file", ["/proc/self/cmdline", "/proc/kmsg", "/sys/kernel/mm/transparent_hugepage/enabled"])
+def test_what_the_kernel_makes_up_is_not_opened(tmp_path, file):
+    """Anyone can make a link to the kernel's log, which is gone once it was read."""
+    (tmp_path / "link").symlink_to(file)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(str(tmp_path / "link"), links=True)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs Linux's /dev/shm")
+@pytest.mark.parametrize("content", [b"", b"text"])
+def test_files_in_memory_are_read(content):
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(content)
+        file.flush()
+        assert read_start(file.name, max_bytes=10) == content
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
