@@ -108,13 +108,14 @@ def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     from cpulaunch.cli import terminal
     from cpulaunch.cli.arguments import canonical, value_count
     from cpulaunch.cli.measuring.services import Services
-    from cpulaunch.cli.run import check_launch, notifier, read_command_line
+    from cpulaunch.cli.run import check_launch, notifier, read_command_line, with_program
     from cpulaunch.cli.usage import print_command_help
     from cpulaunch.plan.levels import level_values
 
     services = Services(
         environ=environ,
         parse=lambda tokens: read_command_line(tokens, environ),
+        resolve=lambda line: with_program(line, environ),
         check=lambda line: check_launch(line, environ)[1],
         host_and_plan=lambda line: check_launch(line, environ),
         levels=lambda host: tuple(level_values(level, host) for level in (2, 3, 4)),

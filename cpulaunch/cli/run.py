@@ -48,14 +48,15 @@ def run(
         command = "plan" if only_plan else "torchrun" if torchrun else "run"
         return _print_help(line, environ, command=command, dispatch=dispatch)
     only_plan = only_plan or line.only_plan
+    starts = not only_plan or (line.emit == "sh" and line.sysroot is None)  # Such a script starts the program itself.
     if _may_be_no_script(line.program):
         from cpulaunch.cli.corrections.recognize import other_command, recognized
 
         other = other_command(line, tokens, only_plan=only_plan)
         if other is not None and dispatch is not None:
             return dispatch(other, environ)
-        line = recognized(line, tokens, environ, only_plan=only_plan)
-    if not only_plan:
+        line = recognized(line, tokens, environ, only_plan=not starts)
+    if starts:
         _check_runnable(line, environ)
     notify = notifier(environ, json="--json" in line.switches)
     host, plan = _make_plan(line, environ, will_run=not only_plan, notify=notify)
@@ -153,10 +154,7 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
         raise UsageError("no script given", hint="cpulaunch [OPTIONS] SCRIPT [ARGS...]")
     if line.sysroot is not None:
         raise UsageError(
-            "cannot run on a captured machine",
-            value=line.sysroot,
-            source="--sysroot",
-            hint="cpulaunch plan",
+            "cannot run on a captured machine", value=line.sysroot, source="--sysroot", hint="cpulaunch plan"
         )
     if line.python is not None and line.python.origin == "environment":
         check_program(line.program, environ, python=f"Python interpreter ({line.python.reason})")
@@ -164,10 +162,19 @@ def _check_runnable(line: CommandLine, environ: Mapping[str, str]) -> None:
         check_program(line.program, environ)
 
 
+def with_program(line: CommandLine, environ: Mapping[str, str]) -> CommandLine:
+    """The command line with its program as a launch runs it. Raises: CpulaunchError if it cannot start."""
+    if _may_be_no_script(line.program):
+        from cpulaunch.cli.corrections.recognize import recognized
+
+        line = recognized(line, (), environ, only_plan=False)
+    _check_runnable(line, environ)
+    return line
+
+
 def check_launch(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
     """The host and the plan of a launch that is made later. Raises: CpulaunchError if it cannot be made as it is."""
-    _check_runnable(line, environ)
-    return _make_plan(line, environ, will_run=False, notify=lambda text: None)
+    return _make_plan(with_program(line, environ), environ, will_run=False, notify=lambda text: None)
 
 
 def _make_plan(
@@ -299,14 +306,15 @@ def _print_plan(plan: LaunchPlan, host: Host, line: CommandLine, environ: Mappin
     shown = without_values(plan, hidden_names(line))
     if "--json" in line.switches:
         terminal.print_json(plan_view.plan_json(shown))
-    elif line.emit is not None:
+        return
+    brief = "--brief" in line.switches
+    if line.emit is not None:
         terminal.print_text(_emit(plan, host, line), end="")
     else:
-        brief = "--brief" in line.switches
         view = plan_view.brief_text if brief else plan_view.plan_text
         terminal.print_text(view(shown, host, width=terminal.width(), color=terminal.color(environ)))
-        for warning in shown.warnings if brief else ():
-            terminal.notify(f"warning: {warning}", environ)
+    for warning in shown.warnings if brief or line.emit is not None else ():
+        terminal.notify(f"warning: {warning}", environ)
 
 
 def _notes(plan: LaunchPlan, line: CommandLine) -> list[str]:
@@ -321,21 +329,11 @@ def _notes(plan: LaunchPlan, line: CommandLine) -> list[str]:
 
 def _emit(plan: LaunchPlan, host: Host, line: CommandLine) -> str:
     """The plan in the format that --emit names. Raises: UsageError."""
+    from cpulaunch.emit.formats import emitted_text
     from cpulaunch.view.hidden_values import hidden_names, without_variables
 
     hidden = hidden_names(line)
-    line = without_variables(line, hidden)
-    if line.emit == "slurm":
-        from cpulaunch.emit.slurm import slurm_script
-
-        return slurm_script(plan, host, line, hidden=hidden)
-    if line.emit == "k8s":
-        from cpulaunch.emit.kubernetes import k8s_manifest
-
-        return k8s_manifest(plan, host, line, hidden=hidden)
-    from cpulaunch.emit.shell import plan_script
-
-    return plan_script(plan, hidden=hidden)
+    return emitted_text(plan, host, without_variables(line, hidden), hidden=hidden)
 
 
 def _import_end(plan: LaunchPlan) -> None:

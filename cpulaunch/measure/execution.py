@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.records.host import Budget
+    from cpulaunch.records.request import Program
 
 MAX_REPORT_BYTES = 1 << 26
 MOST_LAUNCHES = 10
@@ -48,14 +49,15 @@ NAMED_SIGNALS = {SIGKILL: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM",
 class LaunchSetup:
     """What all samples of a measurement share.
 
-    `python`: the Python that runs the program. `folder`: a private one, for reports. `reports`: whether cpulaunch's
-    launches write a report, which lets a program report metrics and keeps a supervisor beside it. `budget`: the CPUs
-    on which other processes disturb a launch; None: all.
+    `python`: the Python that runs the program. `plain`: the command that runs it without cpulaunch. `folder`: a private
+    one, for reports. `reports`: whether cpulaunch's launches write a report, which lets a program report metrics and
+    keeps a supervisor beside it. `budget`: the CPUs on which other processes disturb a launch; None: all.
     """
 
     child: ChildSetup
     folder: str
     python: str = sys.executable
+    plain: tuple[str, ...] = ()
     reports: bool = True
     budget: Budget | None = None
 
@@ -95,8 +97,10 @@ def _sample_of_launch(
     cpus = None if setup.budget is None else setup.budget.cpus
     before, used = read_counters(root, cpus), _used()
     try:
-        launch = _launch_plain if side.plain else _launch_cpulaunch
-        outcome = launch(side, program, choice, limit_seconds, setup=setup, folder=folder)
+        if side.plain:
+            outcome = _launch_plain(choice, limit_seconds, setup=setup, folder=folder)
+        else:
+            outcome = _launch_cpulaunch(side, program, choice, limit_seconds, setup=setup, folder=folder)
     finally:
         remove_path(folder)
     now = _used()
@@ -139,13 +143,12 @@ def _no_place(what: str, path: str, error: OSError) -> LaunchError:
     )
 
 
-def plain_command(program: tuple[str, ...], python: str) -> tuple[str, ...]:
+def plain_command(program: Program) -> tuple[str, ...]:
     """The command that runs the program without cpulaunch."""
-    if program[:1] == ("--no-python",):
-        return program[1:]
-    if program[:1] in (("-m",), ("--module",)):
-        return (python, "-m", *program[1:])
-    return (python, *program)
+    if program.kind == "command":
+        return (program.target, *program.args)
+    module = ("-m",) if program.kind == "module" else ()
+    return (program.interpreter, *module, program.target, *program.args)
 
 
 def _used() -> LaunchUsage:
@@ -154,9 +157,7 @@ def _used() -> LaunchUsage:
     return LaunchUsage(cpu_seconds=usage.ru_utime + usage.ru_stime, involuntary_switches=usage.ru_nivcsw)
 
 
-def _launch_plain(
-    side: Side, program: tuple[str, ...], choice: MetricChoice, limit: float, *, setup: LaunchSetup, folder: str
-) -> _Outcome:
+def _launch_plain(choice: MetricChoice, limit: float, *, setup: LaunchSetup, folder: str) -> _Outcome:
     """The end of a launch by Python alone, whose metrics come through the file that a launch names for them.
 
     The plugin stays inactive: the variable with its settings is not set.
@@ -170,7 +171,7 @@ def _launch_plain(
     metric = None if choice.pattern is None else Metric(choice.pattern)
     readers = [] if metric is None else [LineReader(metric), LineReader(metric)]
     child = run_child(
-        plain_command(program, setup.python),
+        setup.plain,
         replace(setup.child, environ=environ),
         limit_seconds=limit,
         receive=[reader.feed for reader in readers],

@@ -10,7 +10,7 @@ from cpulaunch.cli.arguments import canonical, value_count
 from cpulaunch.cli.measuring.services import Services
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.cli.measuring.tune_search import Planner, study_identity, tuned_program
-from cpulaunch.cli.run import check_launch, read_command_line
+from cpulaunch.cli.run import check_launch, read_command_line, with_program
 from cpulaunch.measure.program_source import imported_sources, module_file, source_file
 from cpulaunch.records.torch_settings import RATE_VARIABLE
 
@@ -33,6 +33,7 @@ def key(tmp_path, home, monkeypatch):
         services = Services(
             environ=environ,
             parse=lambda tokens: read_command_line(tokens, environ),
+            resolve=lambda line: with_program(line, environ),
             check=lambda line: check_launch(line, environ)[1],
             host_and_plan=lambda line: check_launch(line, environ),
             levels=lambda host: (),

@@ -65,6 +65,7 @@ def test_cpulaunch_as_a_module(marker: Path, words: list[str]) -> None:
 
 
 def test_the_port_of_an_emitted_script(marker: Path) -> None:
+    Path("x.py").touch()
     script = run(
         sys.executable, "-P", "-m", "cpulaunch", "plan", "--nproc-per-node", "2", "--emit", "sh", "x.py"
     ).stdout

@@ -13,10 +13,11 @@ import pytest
 
 from cpulaunch.measure import execution
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, Pauses
-from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
+from cpulaunch.records.request import Program
 from tests.launch.launching import alive, eventually
 from tests.launch.process.test_hostile_workers import may_trace
 from tests.strangers import needs_root
@@ -37,14 +38,27 @@ def setup(tmp_path):
 def sample(tmp_path, setup):
     """A function that takes a sample of a script's text."""
 
-    def take(code, side, *args, choice=None, limit=120.0, setup=setup):
+    def run(code, side, *args, choice=None, limit=120.0, setup=setup):
         script = tmp_path / "program.py"
         script.write_text(textwrap.dedent(code))
-        return take_sample(
-            side, (str(script), *args), choice=choice or MetricChoice(), limit_seconds=limit, setup=setup
-        )
+        return take(side, "script", str(script), *args, choice=choice, limit=limit, setup=setup)
 
-    return take
+    return run
+
+
+KINDS = {"script": (), "module": ("-m",), "command": ("--no-python",)}
+
+
+def take(side, kind, target, *args, setup, choice=None, limit=120.0):
+    """A sample of a program."""
+    program = Program(kind=kind, target=target, args=args, interpreter="" if kind == "command" else sys.executable)
+    return take_sample(
+        side,
+        (*KINDS[kind], target, *args),
+        choice=choice or MetricChoice(),
+        limit_seconds=limit,
+        setup=replace(setup, plain=plain_command(program)),
+    )
 
 
 @SIDES
@@ -426,6 +440,6 @@ def test_much_output_neither_blocks_nor_is_kept(sample, side):
 
 def test_a_module_and_a_command_run_too(setup):
     for side in (PYTHON, DEFAULTS):
-        for program in (("-m", "this"), ("--no-python", sys.executable, "-c", "pass")):
-            found = take_sample(side, program, choice=MetricChoice(), limit_seconds=120, setup=setup)
+        for program in (("module", "this"), ("command", sys.executable, "-c", "pass")):
+            found = take(side, *program, setup=setup)
             assert found.failure is None, (side.label, program, found.failure)

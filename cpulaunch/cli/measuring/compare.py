@@ -18,7 +18,7 @@ from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.comparison import Comparer, ComparisonResult
 from cpulaunch.measure.comparison_json import comparison_json
 from cpulaunch.measure.comparison_text import budget_warning, comparison_text, progress_text
-from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.statistics import fewest_rounds
 from cpulaunch.records.errors import UsageError
@@ -60,6 +60,7 @@ def compare(arguments: Sequence[str], services: Services) -> int:
     lines = [services.parse([*(words or ()), *line.program]) for words in line.sides]
     for words, parsed in zip(line.sides, lines, strict=True):
         _check_side(words, parsed, line.program)
+    lines = [services.resolve(parsed) for parsed in lines]
     hosts = [services.host_and_plan(parsed)[0] for parsed in lines]
     chosen = [parsed.python.path for parsed in lines if parsed.python is not None and "python" not in parsed.values]
     labels = side_labels(line.sides, [hidden_names(parsed) for parsed in lines])
@@ -71,7 +72,14 @@ def compare(arguments: Sequence[str], services: Services) -> int:
         services.notify(f"warning: a verdict needs {fewest_rounds(len(sides))} rounds; --rounds allows fewer")
     labelled = [(side.label, None if side.plain else parsed) for side, parsed in zip(sides, lines, strict=True)]
     facts = None if line.files.html is None else page_facts(services, labelled)
-    comparison = _measured(sides, line, services, python=(*chosen, sys.executable)[0], budget=hosts[0].limits.budget)
+    comparison = _measured(
+        sides,
+        line,
+        services,
+        python=(*chosen, sys.executable)[0],
+        plain=_plain_command(line, lines),
+        budget=hosts[0].limits.budget,
+    )
     data = comparison_json(
         comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=os.uname().nodename
     )
@@ -110,8 +118,20 @@ def _check_side(words: tuple[str, ...] | None, parsed: CommandLine, program: tup
         raise UsageError("a side names a program of its own", value=seen, hint="the program goes behind --")
 
 
+def _plain_command(line: CompareLine, lines: Sequence[CommandLine]) -> tuple[str, ...]:
+    """The command of the side that is Python alone; empty if there is none."""
+    plain = [parsed.program for words, parsed in zip(line.sides, lines, strict=True) if words is None]
+    return next((plain_command(program) for program in plain if program is not None), ())
+
+
 def _measured(
-    sides: Sequence[Side], line: CompareLine, services: Services, *, python: str, budget: Budget
+    sides: Sequence[Side],
+    line: CompareLine,
+    services: Services,
+    *,
+    python: str,
+    plain: tuple[str, ...],
+    budget: Budget,
 ) -> ComparisonResult:
     """The finished comparison. Effect: this process forks, and goes on in its grandchild, as for a launch."""
     folder = choose_private_path(services.environ)
@@ -121,7 +141,7 @@ def _measured(
         link.cgroup.wait_until_inside()
     pauses = Pauses()
     child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
-    setup = LaunchSetup(child=child, folder=folder, python=python, budget=budget)
+    setup = LaunchSetup(child=child, folder=folder, python=python, plain=plain, budget=budget)
     progress = ProgressLine(services.environ, width=services.width)
 
     def take(side: Side, choice: MetricChoice | None, limit_seconds: float) -> Sample:

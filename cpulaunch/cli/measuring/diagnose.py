@@ -25,6 +25,7 @@ from cpulaunch.measure.diagnosis.diagnosis_text import LABELS, diagnosis_text
 from cpulaunch.measure.diagnosis.folder import MAX_TRACE_BYTES, read_trace
 from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain
 from cpulaunch.measure.diagnosis.rates import Ceilings
+from cpulaunch.measure.execution import plain_command
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import DiagnosisRequest
@@ -71,6 +72,7 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         return _compare(line.compared, services, json=line.json)
     parsed = services.parse(line.launch)
     _check_launch(parsed)
+    parsed = services.resolve(parsed)
     direct = None if line.trace is None else check_path(TRACE, line.trace)
     files = check_outputs(OutputFiles(html=line.html))
     host, plan = services.host_and_plan(parsed)
@@ -169,13 +171,12 @@ def _launched(
         trace=line.trace is not None,
         to_end=line.to_end,
     )
-    python = sys.executable if parsed.python is None else parsed.python.path
-    if not _is_plain(line, parsed):
+    if parsed.program is None or not _is_plain(line, parsed):
+        python = sys.executable if parsed.python is None else parsed.python.path
         return diagnose_launched(line.launch, request, setup, python=python, limit=line.budget_seconds)
     search_path = dict(plan.workers[0].env).get("PYTHONPATH")
-    return diagnose_plain(
-        line.launch, request, setup, python=python, search_path=search_path, limit=line.budget_seconds
-    )
+    command = plain_command(parsed.program)
+    return diagnose_plain(command, request, setup, search_path=search_path, limit=line.budget_seconds)
 
 
 def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, ProcessLimits]:

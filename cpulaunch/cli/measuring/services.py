@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 
 @record
 class Services:
-    """Parsing, planning and printing. `parse` and `check` raise CpulaunchError.
+    """Parsing, planning and printing. `parse`, `resolve` and `check` raise CpulaunchError.
 
-    `parse`: the command line of a launch. `check`: its plan; nothing is started. `host_and_plan`: that with
-    the host it was made for. `levels`: the settings that the optimization levels stand for there. `value_count`: how
-    many values follow an option of a launch; None if there is no such option. `notify`: prints a message to stderr.
+    `parse`: the command line of a launch. `resolve`: that with its program as a launch runs it: a command in PATH, and
+    no file of its name that another user put into the current folder. `check`: its plan; nothing is started.
+    `host_and_plan`: that with the host it was made for. `levels`: the settings that the optimization levels stand for
+    there. `value_count`: how many values follow an option of a launch; None if there is no such option. `notify`:
+    prints a message to stderr.
     """
 
     environ: Mapping[str, str]
     parse: Callable[[Sequence[str]], CommandLine]
+    resolve: Callable[[CommandLine], CommandLine]
     check: Callable[[CommandLine], LaunchPlan]
     host_and_plan: Callable[[CommandLine], tuple[Host, LaunchPlan]]
     levels: Callable[[Host], tuple[Mapping[str, Any], ...]]

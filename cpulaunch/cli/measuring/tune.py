@@ -19,7 +19,7 @@ from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_i
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
 from cpulaunch.measure.child_process import ChildSetup, Pauses
-from cpulaunch.measure.execution import LaunchSetup, take_sample
+from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.tuning.outcome.past import changes_since, past_configurations, past_studies
 from cpulaunch.measure.tuning.outcome.result import TuneResult, result_json
@@ -151,7 +151,8 @@ def _launcher(
         return Side(label="", plain=True)
 
     environ = {**setup.child.environ, **dict(program.parsed.values.get("env", ()))}
-    plain_setup = replace(setup, child=replace(setup.child, environ=environ))
+    plain = () if program.parsed.program is None else plain_command(program.parsed.program)
+    plain_setup = replace(setup, child=replace(setup.child, environ=environ), plain=plain)
 
     def take(configuration: Configuration | None, choice: MetricChoice | None, limit_seconds: float) -> Sample:
         chosen = side(configuration)

@@ -74,6 +74,7 @@ def tuned_program(line: TuneLine, services: Services, *, python: str) -> TunePro
     for name, reason in OWN_SETTINGS.items():
         if name in parsed.values:
             raise UsageError(f"tune takes no --{name}", hint=reason)
+    parsed = services.resolve(parsed)
     host, plan = services.host_and_plan(parsed)
     if line.goal.latency and len(plan.workers) > 1:
         what = f"the options start {len(plan.workers)}"

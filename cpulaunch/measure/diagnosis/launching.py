@@ -9,7 +9,6 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.measure.child_process import run_child
 from cpulaunch.measure.diagnosis.folder import FiguresReader, read_failure, read_states
 from cpulaunch.measure.diagnosis.progress import Measurement
-from cpulaunch.measure.execution import plain_command
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import DIAGNOSIS_VARIABLE, encode_request
@@ -41,15 +40,14 @@ class DiagnosedLaunch:
 
 
 def diagnose_plain(
-    program: tuple[str, ...],
+    command: tuple[str, ...],
     request: DiagnosisRequest,
     setup: ChildSetup,
     *,
-    python: str,
     search_path: str | None,
     limit: float,
 ) -> DiagnosedLaunch:
-    """The launch by Python alone. `search_path`: PYTHONPATH with the plugin, for a Python without it.
+    """The launch by this command alone. `search_path`: PYTHONPATH with the plugin, for a Python without it.
 
     Effect: launches the program, and waits until all that it started has ended. Raises: KeyboardInterrupt.
     """
@@ -57,7 +55,7 @@ def diagnose_plain(
     if search_path is not None:
         changes.append(("PYTHONPATH", search_path))
     environ = child_environ(setup.environ, tuple(changes))
-    return _finished(plain_command(program, python), request, replace(setup, environ=environ), limit)
+    return _finished(command, request, replace(setup, environ=environ), limit)
 
 
 def diagnose_launched(
