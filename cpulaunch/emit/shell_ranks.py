@@ -40,17 +40,24 @@ stop() {  # argument: exit code
 }
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
-    launch_rank=
+    launch_rank= launch_signal=
     trap 'launch_signal=1; [ -z "$launch_rank" ] || kill "$launch_rank" 2>/dev/null' HUP TERM
     { [ -e "$launch_dir/first" ] || "$1"; } &
     launch_rank=$!
-    [ ! -e "$launch_dir/first" ] || kill "$launch_rank" 2>/dev/null
+    if [ -n "$launch_signal" ] || [ -e "$launch_dir/first" ]; then kill "$launch_rank" 2>/dev/null; fi
     wait_for "$launch_rank" && exit
     decide "$launch_code"
     kill -USR1 "$launch_script" 2>/dev/null
 }
 
-clean() {  # removes no more than is known: others may have put a folder in its place; a rank may yet make a file
+is_own() {  # whether the folder is the script's: others may have put one, or a link, in its place
+    [ ! -L "$launch_dir" ] && [ -O "$launch_dir" ] && return
+    echo "$launch_dir is not this script's any more: set TMPDIR to a folder that only you can write" >&2
+    return 1
+}
+
+clean() {  # removes no more than is known; a rank may yet make a file
+    is_own 2>/dev/null || return
     for pid in $launch_pids; do
         rm -f "$launch_dir/first" "$launch_dir/alive"
         rmdir "$launch_dir" 2>/dev/null && break
@@ -59,7 +66,7 @@ clean() {  # removes no more than is known: others may have put a folder in its 
 
 launch_script=$$
 launch_pids=
-launch_dir=$(mktemp -d) || exit 125
+launch_dir=$(mktemp -d) && is_own || exit 125
 trap 'launch_signal=1; stop 129' HUP
 trap 'launch_signal=1; stop 130' INT
 trap 'launch_signal=1; stop 143' TERM
@@ -71,8 +78,20 @@ _WAIT = """
 
 # If this script is killed, its end of this pipe closes, and this reader ends the ranks. The reader is not a child of
 # the script, because bash may wait for any child if a signal arrives just when the process it waits for ends.
-mkfifo "$launch_dir/alive" || stop 125
-exec 9<>"$launch_dir/alive"
+launch_pipe=
+if is_own && mkfifo "$launch_dir/alive"; then
+    exec 9<>"$launch_dir/alive"
+    # What is open is looked at: others may have put a link there meanwhile.
+    if [ -p /dev/fd/9 ] || [ ! -e /dev/fd/9 ]; then launch_pipe=1; fi
+fi
+if [ -z "$launch_pipe" ]; then
+    kill $launch_pids 2>/dev/null
+    for pid in $launch_pids; do
+        wait_for "$pid"
+    done
+    clean
+    exit 125
+fi
 (
     trap '' HUP INT TERM
     {
@@ -84,11 +103,15 @@ exec 9<>"$launch_dir/alive"
 for pid in $launch_pids; do
     wait_for "$pid"
 done
-launch_status=0
-[ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
 echo over >&9
+launch_status=125
+if is_own; then
+    launch_status=0
+    [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
+    case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac
+fi
 clean
-exit "${launch_status:-1}"
+exit "$launch_status"
 """
 
 

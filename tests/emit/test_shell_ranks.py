@@ -14,6 +14,7 @@ from cpulaunch.emit.shell import plan_script
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import Program
 from tests.plan.machines import machine, plan
+from tests.strangers import UID, needs_root
 
 HOST = machine(cores=4)
 PRINT_VARIABLES = """
@@ -118,6 +119,94 @@ os.rename("results", folder)
 """
     run(script("--nproc-per-node 1", code), path, TMPDIR=str(temporary))
     assert list(temporary.glob("*/deep/keep"))
+
+
+SHELLS = pytest.mark.parametrize("shell", ["sh", "dash", "bash", "busybox"])
+
+
+def exchanged(text: str, path: str, temporary: Path, shell: str, *, before_mkfifo: str) -> int:
+    """The exit code of a script whose folder another user exchanges just before the script makes its pipe."""
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    temporary.mkdir(mode=0o777)
+    os.chown(temporary, UID, UID)
+    tool = temporary.parent / "exchange"
+    tool.write_text(f"#!{sys.executable}\n{before_mkfifo}\nos.execvp('mkfifo', ['mkfifo', *sys.argv[1:]])\n")
+    tool.chmod(0o755)
+    text = f'mkfifo() {{ {tool} "$@"; }}\n{text}'  # busybox has a mkfifo of its own.
+    words = [program, "sh"] if shell == "busybox" else [program]
+    environ = {"PATH": path, "TMPDIR": str(temporary)}
+    done = subprocess.run([*words, "-c", text], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode
+
+
+PUT_LINK = f"""
+import os, sys
+folder = os.path.dirname(sys.argv[-1])
+os.rename(folder, folder + ".moved")
+os.mkdir(folder, 0o777)
+os.symlink(VICTIM, folder + "/alive")
+open(folder + "/first", "w").write("42\\n")
+os.chown(folder, {UID}, {UID})
+"""
+
+
+@needs_root
+@SHELLS
+def test_a_link_that_others_put_in_place_of_the_scripts_pipe_is_not_written(
+    path: str, tmp_path: Path, shell: str
+) -> None:
+    """The owner of the folder above can put another folder in its place."""
+    victim = tmp_path / "victim"
+    victim.write_text("important")
+    put = f"VICTIM = {str(victim)!r}\n{PUT_LINK}"
+    text = script("--nproc-per-node 2 --master-port 4321", "import signal; signal.pause()")
+    assert exchanged(text, path, tmp_path / "tmp", shell, before_mkfifo=put) == 125
+    assert victim.read_text() == "important"
+
+
+EXCHANGE_LATER = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    import time
+    folder = os.path.dirname(sys.argv[-1])
+    while not (os.path.exists(RUNNING) and os.path.exists(folder + "/alive")):
+        time.sleep(0.01)
+    time.sleep(0.5)  # The script opens it.
+    os.rename(folder, folder + ".moved")
+    os.mkdir(folder)
+    open(folder + "/first", "w").write("42\\n")
+    os.chown(folder, OWNER, OWNER)
+    open(RUNNING + ".exchanged", "w").close()
+    os._exit(0)
+"""
+
+
+@needs_root
+@SHELLS
+@pytest.mark.parametrize(("owner", "code"), [(UID, 125), (0, 42)])
+def test_the_exit_code_of_a_folder_of_others_is_not_the_scripts(
+    path: str, tmp_path: Path, shell: str, owner: int, code: int
+) -> None:
+    running = str(tmp_path / "running")
+    exchange = f"RUNNING, OWNER = {running!r}, {owner}\n{EXCHANGE_LATER}"
+    wait = f"""
+import os, time
+open({running!r}, "w").close()
+while not os.path.exists({running!r} + ".exchanged"):
+    time.sleep(0.01)
+"""
+    text = script("--nproc-per-node 1 --master-port 4321", wait)
+    assert exchanged(text, path, tmp_path / "tmp", shell, before_mkfifo=exchange) == code
+
+
+@pytest.mark.parametrize("written", ["", "x", "1; echo", "99999"])
+def test_what_is_no_exit_code_is_a_failure(path: str, tmp_path: Path, written: str) -> None:
+    (tmp_path / "tmp").mkdir()
+    code = f"import glob; open(glob.glob({str(tmp_path)!r} + '/tmp/*')[0] + '/first', 'w').write({written!r} + '\\n')"
+    assert run(script("--nproc-per-node 1", code), path, TMPDIR=str(tmp_path / "tmp")).returncode == 1
 
 
 KILLED = "import os; os.kill(os.getpid(), 9)"
