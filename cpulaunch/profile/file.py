@@ -14,6 +14,7 @@ from cpulaunch.profile.toml_lines import key_lines, line_of, long_line
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
+from cpulaunch.system.files.caches import others_write
 from cpulaunch.system.files.reading import open_regular
 
 MAX_BYTES = 64 * 1024
@@ -25,15 +26,28 @@ MISSING = object()
 TABLES = [*TOP, "applies", "settings", "env", "provenance"]
 
 
-def read_profile(path: str) -> Profile:
-    """The profile in a file. Raises: UsageError naming file, line and key."""
+class ForeignProfileError(UsageError):
+    """Another user could have written a profile that is not named by its path: it is passed over."""
+
+
+def read_profile(path: str, *, is_named: bool = True) -> Profile:
+    """The profile in a file. `is_named`: the user gave its path, and so chose it, of any owner.
+
+    Raises: UsageError naming file, line and key.
+    """
     name = os.path.basename(path).removesuffix(".toml")
-    return parse_profile(_read_text(path), name=name, path=path)
+    return parse_profile(_read_text(path, is_named=is_named), name=name, path=path)
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, *, is_named: bool = True) -> str:
     try:
         with open(open_regular(path, links=True), "rb") as file:
+            if not is_named and (reason := others_write(file.fileno())) is not None:
+                raise ForeignProfileError(
+                    "the profile is not used, as another user may have written it",
+                    value=f"{path}: {reason}",
+                    hint="name its path to use it",
+                )
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, error.strerror or "cannot be opened") from None

@@ -85,24 +85,38 @@ def user_profile_dir(environ: Mapping[str, str]) -> str | None:
 def find_profile(name: str, *, config_dir: str | None) -> Profile:
     """The profile with this name, or in this file (a name with "/" or ending in .toml).
 
-    A user's own profile has precedence over a preset of the same name. Raises: UsageError.
+    A user's own profile has precedence over a preset of the same name, one of another user has not. Raises: UsageError.
+    """
+    return _found(name, config_dir)[0]
+
+
+def _found(name: str, config_dir: str | None) -> tuple[Profile, str | None]:
+    """The profile with this name or in this file, and a warning if one of another user was passed over for it.
+
+    Raises: UsageError.
     """
     if os.sep in name or name.endswith(".toml"):
-        return _read(name)
-    if config_dir is not None:
-        path = os.path.join(config_dir, f"{name}.toml")
-        if os.path.lexists(path):
-            return _read(path)
-    for preset in presets():
-        if preset.name == name:
-            return preset
-    raise _unknown(name, config_dir)
+        return _read(name), None
+    preset = next((preset for preset in presets() if preset.name == name), None)
+    path = None if config_dir is None else os.path.join(config_dir, f"{name}.toml")
+    if path is not None and os.path.lexists(path):
+        from cpulaunch.profile.file import ForeignProfileError
+
+        try:
+            return _read(path, is_named=False), None
+        except ForeignProfileError as error:
+            if preset is None:
+                raise
+            return preset, error.summary
+    if preset is None:
+        raise _unknown(name, config_dir)
+    return preset, None
 
 
-def _read(path: str) -> Profile:
+def _read(path: str, *, is_named: bool = True) -> Profile:
     from cpulaunch.profile.file import read_profile
 
-    return read_profile(path)
+    return read_profile(path, is_named=is_named)
 
 
 def user_profiles(config_dir: str | None) -> UserProfiles:
@@ -113,7 +127,7 @@ def user_profiles(config_dir: str | None) -> UserProfiles:
 
 def _read_or_error(path: str) -> Profile | UsageError:
     try:
-        return _read(path)
+        return _read(path, is_named=False)
     except UsageError as error:
         return error
 
@@ -153,10 +167,14 @@ def auto_profiles(host: Host) -> tuple[Profile, ...]:
 
 @record
 class ChosenProfiles:
-    """The profiles of a launch in order of precedence: those that `--profile` names, then those that `auto` adds."""
+    """The profiles of a launch in order of precedence: those that `--profile` names, then those that `auto` adds.
+
+    `warnings`: about files of other users that were passed over.
+    """
 
     named: tuple[Profile, ...]
     automatic: tuple[Profile, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Profile, ...]:
@@ -176,14 +194,20 @@ def chosen_profiles(names: tuple[str, ...], host: Host, *, config_dir: str | Non
             )
         return ChosenProfiles(named=(), automatic=())
     chosen: dict[str, Profile] = {}
+    warnings: list[str] = []
     for name in names:
-        found = auto_profiles(host) if name == "auto" else (find_profile(name, config_dir=config_dir),)
+        if name == "auto":
+            found = auto_profiles(host)
+        else:
+            profile, warning = _found(name, config_dir)
+            found = (profile,)
+            warnings += [] if warning is None else [warning]
         for profile in found:
             chosen.setdefault(profile.name, profile)
     automatic: tuple[Profile, ...] = ()
     if not any(profile.kind == "server" for profile in chosen.values()):
         automatic = tuple(profile for profile in auto_profiles(host) if profile.name not in chosen)
-    return ChosenProfiles(named=tuple(chosen.values()), automatic=automatic)
+    return ChosenProfiles(named=tuple(chosen.values()), automatic=automatic, warnings=tuple(warnings))
 
 
 def chosen_layers(
@@ -202,9 +226,13 @@ def chosen_layers(
 
 
 def profile_warnings(names: tuple[str, ...], host: Host, *, config_dir: str | None) -> tuple[str, ...]:
-    """A warning for each chosen profile that is not for this host, or was measured elsewhere. Raises: UsageError."""
-    named = chosen_profiles(names, host, config_dir=config_dir).named
-    return tuple(warning for profile in named if (warning := _warning(profile, host)) is not None)
+    """A warning for each chosen profile that is not for this host, was measured elsewhere, or replaces another user's.
+
+    Raises: UsageError.
+    """
+    chosen = chosen_profiles(names, host, config_dir=config_dir)
+    found = (warning for profile in chosen.named if (warning := _warning(profile, host)) is not None)
+    return (*chosen.warnings, *found)
 
 
 def _warning(profile: Profile, host: Host) -> str | None:

@@ -1,5 +1,7 @@
 """The selection of presets for a host, and the merging of several profiles."""
 
+import os
+
 import pytest
 
 from cpulaunch.profile.model import matches, specificity
@@ -10,10 +12,12 @@ from cpulaunch.profile.selection import (
     presets,
     profile_warnings,
     user_profile_dir,
+    user_profiles,
 )
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import Layer, merge
 from tests.profile.hosts import AMX, AVX512, amd, arm, host, xeon
+from tests.strangers import UID, needs_root
 
 USERS = """
 kind = "intent"
@@ -181,3 +185,43 @@ def test_unknown_facts_match_no_condition():
 )
 def test_the_folder_of_user_profiles(environ, folder):
     assert user_profile_dir(environ) == folder
+
+
+@pytest.fixture
+def strangers_profiles(tmp_path):
+    """A folder of profiles in a home that everyone may write, where another user was first to make it."""
+    folder = tmp_path / "cpulaunch" / "profiles"
+    folder.mkdir(parents=True)
+    for name in ("throughput", "mine"):
+        (folder / f"{name}.toml").write_text(USERS)
+        os.chown(folder / f"{name}.toml", UID, UID)
+    os.chown(folder, UID, UID)
+    return str(folder)
+
+
+@needs_root
+def test_a_profile_of_another_user_replaces_no_preset(strangers_profiles):
+    layers, label = chosen_layers(("throughput",), amd(0x19, 0x11), config_dir=strangers_profiles)
+    assert label is not None
+    assert "jemalloc" not in [each.values.get("allocator") for each in layers]
+    (warning,) = profile_warnings(("throughput",), amd(0x19, 0x11), config_dir=strangers_profiles)
+    assert f"{strangers_profiles}/throughput.toml: it belongs to user {UID}" in warning
+    assert find_profile("throughput", config_dir=strangers_profiles).path is None
+
+
+@needs_root
+def test_a_profile_of_another_user_is_an_error_by_its_name_and_chosen_by_its_path(strangers_profiles):
+    with pytest.raises(UsageError, match="belongs to user"):
+        find_profile("mine", config_dir=strangers_profiles)
+    assert find_profile(f"{strangers_profiles}/mine.toml", config_dir=strangers_profiles).summary == "mine"
+    assert [type(found).__name__ for _, found in user_profiles(strangers_profiles).found] == ["ForeignProfileError"] * 2
+
+
+@needs_root
+def test_a_profile_that_everyone_can_write_replaces_no_preset_and_one_that_a_group_can_does(strangers_profiles):
+    path = os.path.join(strangers_profiles, "throughput.toml")
+    os.chown(path, 0, 0)
+    os.chmod(path, 0o666)
+    assert find_profile("throughput", config_dir=strangers_profiles).path is None
+    os.chmod(path, 0o664)
+    assert find_profile("throughput", config_dir=strangers_profiles).path == path

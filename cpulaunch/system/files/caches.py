@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 
-from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, open_folder
+from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, is_trusted, open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace
 
@@ -35,6 +36,24 @@ def others_access(fd: int) -> str | None:
         return "it belongs to another user"
     if status.st_mode & WRITABLE_BY_OTHERS:
         return "other users can write to it"
+    return _other_mount(fd, status)
+
+
+def others_write(fd: int) -> str | None:
+    """Why an opened file may have been written by another user than this one and root, as text; None if it was not.
+
+    A group may write what its owner made so, as a umask gives it to all files.
+    """
+    status = os.fstat(fd)
+    if not is_trusted(status, fd):
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH:
+        return "everyone can write to it"
+    return _other_mount(fd, status)
+
+
+def _other_mount(fd: int, status: os.stat_result) -> str | None:
+    """Which other user mounted or serves the file system of an opened file, as text; None if none does."""
     if status.st_dev == os.stat("/").st_dev:
         return None
     from cpulaunch.system.files.mounts import other_mounter  # Most caches are on the first file system.
