@@ -20,7 +20,7 @@ from cpulaunch.probe.software.oneccl import oneccl_version
 from cpulaunch.records.ccl_defaults import MEMORY_LIBRARY, MEMORY_LIBRARY_VERSION
 from cpulaunch.records.host import Host
 from cpulaunch.records.request import WorkerPython
-from cpulaunch.system.files.trust import untrusted_part
+from cpulaunch.system.files.trust import untrusted_content, untrusted_part
 from cpulaunch.system.root import natural
 
 OPENMP_FILES = ("libgomp", "libiomp5", "libomp")
@@ -52,9 +52,9 @@ class Facts:
     `oneccl_problem`: why it cannot be loaded; empty if it can. `is_linux`: whether this machine runs Linux.
     `missing_library_reason`: why cpulaunch's library of collectives is not used; empty if
     it is. `cpuid_features`: those of FEATURES (records/host.py) that the processor reports by CPUID; None for a
-    captured machine. `contradictions`: clauses on kernel files that contradict one another. `untrusted_code`: parts of
-    the paths of Python, torch and cpulaunch that other users can change. `python`: the Python that runs workers; None
-    for a captured machine.
+    captured machine. `contradictions`: clauses on kernel files that contradict one another. `untrusted_code`: what
+    other users can change on the paths of Python, torch and cpulaunch, and in the latter two. `python`: the Python
+    that runs workers; None for a captured machine.
     """
 
     host: Host
@@ -99,9 +99,13 @@ def gather_facts(host: Host, *, root: Root, python: WorkerPython, environ: Mappi
 
 
 def read_untrusted_code(host: Host, interpreter: str) -> tuple[str, ...]:
-    """The parts of the paths of Python, torch and cpulaunch that other users can change, each with the reason."""
-    paths = [interpreter, os.path.dirname(cpulaunch.__file__), *([] if host.torch is None else [host.torch.path])]
-    found = [untrusted_part(path) for path in paths if os.path.isabs(path)]
+    """What other users can change of Python, torch and cpulaunch, each with the reason.
+
+    That is a part of the path to the interpreter or to a package, or else a file or folder in the package.
+    """
+    packages = [os.path.dirname(cpulaunch.__file__), *([] if host.torch is None else [host.torch.path])]
+    found = [untrusted_part(interpreter)] if os.path.isabs(interpreter) else []
+    found += [untrusted_part(path) or untrusted_content(path) for path in packages if os.path.isabs(path)]
     return tuple(dict.fromkeys(reason for reason in found if reason is not None))
 
 

@@ -99,7 +99,7 @@ def code_of_others(facts: Facts) -> tuple[Finding, ...]:
     if not facts.live:
         return skipped("not part of a captured machine")
     if not facts.untrusted_code:
-        return ok("only you and root can change Python, torch and cpulaunch")
+        return ok("only you and root can change the interpreter, and the files of torch and cpulaunch")
     why = "that user could run code in your programs"
     fix = "chmod go-w PATH, setfacl -b PATH where it has an ACL, or use an environment of your own"
     return tuple(Finding(status="advice", found=found, why=why, fix=fix) for found in facts.untrusted_code)

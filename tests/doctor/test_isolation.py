@@ -13,6 +13,7 @@ from cpulaunch.doctor.facts import read_untrusted_code
 from cpulaunch.doctor.software import code_of_others
 from cpulaunch.doctor.torch_report import REPORT_PROGRAM
 from cpulaunch.probe import Root, probe_host
+from cpulaunch.records.host import Torch
 from tests.doctor.facts import facts
 
 SHADOWED = (
@@ -73,6 +74,17 @@ def test_the_port_of_an_emitted_script(marker: Path) -> None:
     done = run("/bin/sh", "-c", f"{line}\necho $MASTER_PORT")
     assert re.fullmatch(r"\d+\n", done.stdout)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "lib/libtorch_cpu.so", "__pycache__/x.pyc", "lib"])
+def test_doctor_names_a_file_of_torch_that_others_can_change(tmp_path: Path, name: str) -> None:
+    for each in ("__init__.py", "lib/libtorch_cpu.so", "__pycache__/x.pyc"):
+        (tmp_path / "torch" / each).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "torch" / each).touch(mode=0o644)
+    host = replace(facts().host, torch=Torch(version="2.13.0", path=f"{tmp_path}/torch"))
+    assert read_untrusted_code(host, sys.executable) == ()
+    (tmp_path / "torch" / name).chmod(0o777)
+    assert read_untrusted_code(host, sys.executable) == (f"{tmp_path}/torch/{name} may be written by everyone",)
 
 
 def test_doctor_names_a_python_that_others_can_change(tmp_path: Path) -> None:

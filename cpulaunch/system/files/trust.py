@@ -67,6 +67,30 @@ def untrusted_folder(path: str) -> str | None:
         return None
 
 
+def untrusted_content(folder: str) -> str | None:
+    """What below a folder of code others may change, and why; None if nothing.
+
+    The way to the folder is not looked at. What this user cannot enter or find, nothing is loaded from.
+    """
+    try:
+        known = {os.stat(folder).st_dev}
+    except OSError:
+        return None
+    for where, folders, files in os.walk(folder):
+        for path in (os.path.join(where, name) for name in (*folders, *files)):
+            try:
+                part = _part(path, known)
+            except OSError:
+                continue
+            if stat.S_ISLNK(part[1].st_mode):
+                reason = untrusted_part(path, may_be_missing=True)
+            else:
+                reason = None if (why := _writer(part)) is None else f"{path} {why}"
+            if reason is not None:
+                return reason
+    return None
+
+
 def is_secure(path: str) -> bool:
     """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
     try:
