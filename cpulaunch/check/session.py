@@ -153,7 +153,8 @@ def _after_fixes(
     new, count = fixed(read.text, found, unsafe=fix == "unsafe")
     if not count:
         return _FileResult(findings=tuple(found))
+    left = tuple(_findings(new, rules, path))  # First, as it may take too long.
     failure = write_program(path, new, read)
     if failure is not None:
         return _FileResult(unreadable=(Unreadable(path=path, reason=f"cannot write: {failure}"),))
-    return _FileResult(findings=tuple(_findings(new, rules, path)), fixed=count)
+    return _FileResult(findings=left, fixed=count)

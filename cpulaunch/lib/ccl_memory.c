@@ -56,7 +56,7 @@ struct group { /* one rank's view of its group, filled by library.py */
     uint32_t piece;  /* of the last piece that this rank has announced */
 };
 
-struct reduction { /* numbers of type and operation, as in codes.py; the result is divided by the divisor */
+struct reduction { /* numbers of type and operation, as in reductions.py; the result is divided by the divisor */
     int32_t type, operation;
     uint32_t divisor;
 };

@@ -214,8 +214,13 @@ class CclGroup(c10d.ProcessGroup):
     @collective(c10d.AllgatherOptions)
     def allgather_coalesced(self, opts: Any, output_lists: list[Tensors], input_list: Tensors) -> Any:
         """As torch.distributed.all_gather_coalesced: one list of outputs for each rank."""
-        gather, columns = self._open_ops.all_gather_list, zip(zip(*output_lists, strict=True), input_list, strict=True)
-        return output_lists, in_turn([partial(gather, list(targets), plain(source)) for targets, source in columns])
+        calls = []
+        for outputs, source in zip(zip(*output_lists, strict=True), input_list, strict=True):
+            targets, row = per_rank(outputs, self._size), plain(source)
+            methods.check_same_type(*targets, row)
+            methods.check_match(targets[self._rank], row)
+            calls.append(partial(self._open_ops.all_gather_list, targets, row))
+        return output_lists, in_turn(calls)
 
     @collective(c10d.AllgatherOptions)
     def _allgather_base(self, opts: Any, output: Tensor, source: Tensor) -> Any:

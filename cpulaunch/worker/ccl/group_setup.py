@@ -34,7 +34,7 @@ from cpulaunch.worker.ccl.works.thread_setup import start_thread
 from cpulaunch.worker.reporting.degradation import warned
 
 PATHS = ("auto", "memory", "oneccl")
-TELLING_SECONDS = 1.0
+TELLING_SECONDS = 0.7
 """How long a rank that fails may take to tell the others: calls of one store wait for each other."""
 POLL_SECONDS = 0.1
 """Interval at which a rank checks whether the set-up of another one has failed."""
@@ -70,7 +70,7 @@ def shared_fate(store: Any, rank: int) -> Iterator[Any]:
 
 def _tell(store: Any, failure: str) -> None:
     with suppress(RuntimeError):  # The store's server has gone.
-        store.set(FAILURE_KEY, failure)
+        store.compare_set(FAILURE_KEY, "", failure)
 
 
 def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -110,8 +110,7 @@ def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 
     Rank 0 usually runs the store's server, and may exit at once: it returns once the others need the store no more.
     """
-    store.set(f"gloo made/{rank}", "")
-    store.wait([f"gloo made/{other}" for other in range(size)], timeout)
+    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds()).on("gloo made")
     if rank:
         store.set(f"gloo seen/{rank}", "")
     elif size > 1:

@@ -150,7 +150,8 @@ def check_match(whole: Tensor, part: Tensor, times: int = 1) -> None:
     """Raises: ValueError unless `whole` has `times` as many elements as `part`, of the same type."""
     check_same_type(whole, part)
     if whole.numel() != part.numel() * times:
-        raise ValueError(f"expected {times} times {part.numel()} elements in a tensor, got {whole.numel()}")
+        expected = f"{part.numel()} elements" if times == 1 else f"{times} times {part.numel()} elements"
+        raise ValueError(f"expected {expected} in a tensor, got {whole.numel()}")
 
 
 def split_elements(tensor: Tensor, rows: Sequence[int], size: int) -> list[int]:

@@ -26,17 +26,25 @@ def install(settings: TorchSettings) -> str:
     Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's
     folder then, after a warning.
     """
-    if VARIABLE in os.environ:
+    if VARIABLE in os.environ and os.environ[VARIABLE] != _default_of_torch():
         return ""
     try:
         folder = _private_folder([settings.compile_cache] if settings.compile_cache else [])
     except RuntimeError as error:
         if settings.graph != "off":
-            raise
+            raise RuntimeError(f"{error}; --graph, which torch.compile makes, does nothing") from None
         warned(settings, f"torch.compile keeps code in a folder that is not checked: {error}")
         return ""
     os.environ[VARIABLE] = folder
     return f"compiled code in {folder}"
+
+
+def _default_of_torch() -> str | None:
+    """torch's folder, which torch itself writes to the variable, for what it starts; None without one."""
+    try:
+        return _default()
+    except OSError:
+        return None
 
 
 def _private_folder(names: list[str]) -> str:

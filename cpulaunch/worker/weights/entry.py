@@ -22,8 +22,8 @@ MAX_CHANGES = 4
 """After so many changes the weight is being trained: it is not packed again."""
 
 
-_Product = tuple[torch.Size, torch.dtype, "torch.dtype | None", Callable[[Tensor], Tensor]]
-"""Shape and type of the activations, autocast's type (None: it is off), and the function for few rows."""
+_Product = tuple[torch.Size, torch.dtype, "torch.dtype | None", Callable[[Tensor], Tensor], Form]
+"""Shape and type of the activations, autocast's type (None: it is off), the function for few rows, and its form."""
 
 
 @record
@@ -60,21 +60,24 @@ class ResidentWeight:
         self._version = weight._version
         self._pointer = weight.data_ptr()
         self._dtype = weight.dtype
-        self._columns, self._rows = weight.shape if self.transposed else weight.shape[::-1]
+        shape = weight.shape if weight.dim() == 2 else (-1, -1)  # No product has that.
+        self._columns, self._rows = shape if self.transposed else shape[::-1]
         self.changed = False
         self._product = None
         watch_access(self, [weight])
 
     def valid_form(self, weight: Tensor) -> Form | None:
         """The form if the weight is as it was when the form was made. Effect: drops a form that is out of date."""
-        if weight._version != self._version or weight.data_ptr() != self._pointer or self.changed:
+        form, state = self.form, (weight._version, weight.data_ptr())
+        if state != (self._version, self._pointer) or self.changed or (form is not None and form.state != state):
             self._drop(weight)
-        return self.form
+            return None
+        return form
 
     def note_product(self, x: Tensor, form: Form, autocast: torch.dtype | None) -> None:
         """Effect: a product without bias of few rows with this form, which is valid, can be repeated."""
         few = form.few(x, x.dtype if autocast is None else autocast)
-        self._product = None if few is None else (x.shape, x.dtype, autocast, few)
+        self._product = None if few is None else (x.shape, x.dtype, autocast, few, form)
 
     def repeated(self, x: Tensor, weight: Tensor, autocast: torch.dtype | None) -> Tensor | None:
         """The product without bias if it is like the last one; None if it is not, or the weight has changed.
@@ -85,11 +88,11 @@ class ResidentWeight:
         if (
             product is None
             or self.changed
-            or weight._version != self._version
-            or weight.data_ptr() != self._pointer
+            or (weight._version, weight.data_ptr()) != product[4].state
             or x.shape != product[0]
             or x.dtype is not product[1]
             or autocast is not product[2]
+            or self.form is not product[4]  # Last: another thread may have dropped it, and this one noted it since.
         ):
             return None
         return product[3](x if autocast is None or autocast is x.dtype else x.to(autocast))
@@ -132,6 +135,7 @@ class ResidentWeight:
 
         What a type loses does not show where the input is zero, such as padding: such a product makes no form.
         """
+        state = weight._version, weight.data_ptr()  # First: another thread may change the weight meanwhile.
         original = own_view(weight)
         if self.transposed:
             original = owned(original.t())
@@ -147,6 +151,8 @@ class ResidentWeight:
             kind = HIGHER[kind]
             form, error = _tried(original, kind, x, expected, bias=bias, plain=plain)
         self.loss = Loss(error=error, kind=kind, rejected=first, layer=str(list(original.shape)))
+        if form is not None:
+            form.state = state
         self.form, self._product = form, None
         return y
 

@@ -27,7 +27,8 @@ _autocast_dtype = torch.get_autocast_dtype
 class Form:
     """A weight of shape [n, k] in one type. `multiply` replaces torch's `linear` with that weight.
 
-    `original` is the program's tensor, which products in its own precision use; it may be a transposed view.
+    `original` is the program's tensor, which products in its own precision use; it may be a transposed view. `state`:
+    the version and the address of the weight, from before its values were read.
     """
 
     def __init__(self, original: Tensor, kind: str) -> None:
@@ -38,6 +39,7 @@ class Form:
         self._low: Tensor | None = None
         self._few: tuple[Any, Any, Callable[[Tensor], Tensor] | None] = (self, None, None)
         self.changed = False
+        self.state: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -59,7 +61,7 @@ class Form:
 
     def few(self, x: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Callable[[Tensor], Tensor] | None:
         """The function for few rows if the product of x, computed in the dtype, is one of few rows; None otherwise."""
-        is_few = 0 < x.numel() <= self._most_elements and dtype is not torch.float16
+        is_few = 0 < x.numel() <= self._most_elements and dtype in (torch.float32, torch.bfloat16)
         return self._few_rows(bias) if is_few else None
 
     def _few_rows(self, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:

@@ -64,8 +64,9 @@ def _store(x: Any, weight: Any = None) -> Store | None:
         return None
     if getattr(forward_ad, "_current_level", -1) >= 0 or (_function_modes() and _has_own_modes()):
         return None
-    # The values of x lie in CPU memory as they are: it is not sparse, nested or a negated view.
-    return store if x.is_cpu and x.layout is torch.strided and not x.is_nested and not x.is_neg() else None
+    # The values of x lie in CPU memory as they are: it is not sparse, nested, a negated view or zeros without memory.
+    is_plain = x.is_cpu and x.layout is torch.strided and not (x.is_nested or x.is_neg() or x._is_zerotensor())
+    return store if is_plain else None
 
 
 def _has_own_modes() -> bool:

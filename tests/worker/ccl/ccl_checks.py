@@ -619,6 +619,9 @@ def invalid_arguments_raise(gloo):
         lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), [3] * size, [3] * size),
         lambda: dist.all_reduce(torch.ones(1).expand(5)),
         lambda: dist.all_reduce_coalesced([torch.ones(2), torch.ones(1).expand(5)]),
+        lambda: dist.all_gather_coalesced([[torch.zeros(4).double()] for _ in range(size)], [torch.ones(4)]),
+        lambda: dist.all_gather_coalesced([[torch.zeros(4).half()] for _ in range(size)], [torch.ones(4)]),
+        lambda: dist.all_gather_coalesced([[torch.zeros(4)] for _ in range(size - 1)], [torch.ones(4)]),
     )
     for call in wrong:
         with pytest.raises((ValueError, RuntimeError)):

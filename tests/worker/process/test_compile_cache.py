@@ -61,6 +61,13 @@ def test_a_folder_that_the_user_named_is_left_alone(temporary, monkeypatch):
     assert not list(temporary.iterdir())
 
 
+def test_the_name_that_torch_gave_what_it_started_is_no_choice_of_the_user(temporary, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_me"))
+    (temporary / "torchinductor_me").mkdir()
+    (temporary / "torchinductor_me").chmod(0o777)
+    assert chosen() == own_cache(temporary)
+
+
 @needs_root
 @pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
 def test_a_folder_that_another_user_made_is_not_used(temporary, settings, below):

@@ -12,6 +12,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.weights import functions  # noqa: E402
 from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 from cpulaunch.worker.weights.resident import ResidentWeights  # noqa: E402
 
@@ -53,6 +54,10 @@ def change(layer: nn.Linear, weights: ResidentWeights, how: int) -> None:
         weights.free(layer)
     else:
         layer.to(torch.bfloat16 if weight.dtype is torch.float32 else torch.float32)
+
+
+def resident(kind: str) -> tuple[ResidentWeights, nn.Linear]:
+    return ResidentWeights(kind, TorchSettings()), nn.Linear(WIDTH, ROWS, bias=False)
 
 
 def outcome(call: Any) -> Tensor | str:
@@ -103,12 +108,91 @@ def test_products_in_any_order_are_torchs(kind: str, repeated: list[Tensor]) -> 
 
 def test_a_repetition_has_the_bits_of_the_first(repeated: list[Tensor]) -> None:
     torch.manual_seed(0)
-    weights, layer, x = (
-        ResidentWeights("int8", TorchSettings()),
-        nn.Linear(WIDTH, ROWS, bias=False),
-        torch.randn(1, WIDTH),
-    )
+    (weights, layer), x = resident("int8"), torch.randn(1, WIDTH)
     with torch.no_grad(), weights.active(layer):
         results = [functional.linear(x, layer.weight) for _ in range(5)]
     assert len(repeated) == 2  # After torch's own, that with which the form is made, and the first with the form.
     assert all(torch.equal(result, results[2]) for result in results[2:])
+
+
+@pytest.mark.parametrize("at", ["note_product", "accepts"])
+def test_a_weight_that_changes_during_a_product_is_noticed(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread or a signal handler may do: it writes the weight, and multiplies with it."""
+    torch.manual_seed(0)
+    (weights, layer), x = resident("bf16"), torch.randn(1, WIDTH)
+    plain = getattr(ResidentWeight, at)
+    to_change = [True]
+
+    def interrupted(self: ResidentWeight, *given: Any, **options: Any) -> Any:
+        if self.form is not None and to_change:
+            to_change.clear()
+            layer.weight.copy_(torch.randn(ROWS, WIDTH))
+            weights.linear(x, layer.weight, None, transposed=False)
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(ResidentWeight, at, interrupted)
+    with torch.no_grad(), weights.active(layer):
+        for _ in range(8):
+            got = functional.linear(x, layer.weight)
+        expected = functions.plain_linear(x, layer.weight)
+    assert not to_change
+    assert float((got - expected).norm() / expected.norm()) < TOLERANCES["bf16"]
+
+
+def test_a_freed_form_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may free it between the look at a product and the note of it."""
+    (weights, layer), x = resident("int8"), torch.randn(1, WIDTH)
+    plain = ResidentWeight.note_product
+
+    def freed(self: ResidentWeight, *given: Any) -> None:
+        weights.free(layer)
+        plain(self, *given)
+
+    with torch.no_grad(), weights.active(layer):
+        for _ in range(2):
+            functional.linear(x, layer.weight)
+        monkeypatch.setattr(ResidentWeight, "note_product", freed)
+        functional.linear(x, layer.weight)
+        entry = weights._weights[id(layer.weight)]
+        assert entry is not None
+        assert entry.form is None
+        assert entry.repeated(x, layer.weight, None) is None
+
+
+@pytest.mark.parametrize("shape", [(WIDTH,), (1, ROWS, WIDTH)])
+def test_a_weight_of_another_number_of_dimensions_is_torchs(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    (weights, layer), x = resident("bf16"), torch.randn(1, WIDTH)
+    with torch.no_grad():
+        for changed in (None, torch.randn(shape), torch.randn(ROWS, WIDTH)):
+            if changed is not None:
+                layer.weight.set_(changed)
+            for _ in range(4):
+                expected = outcome(lambda: functions.plain_linear(x, layer.weight))
+                with weights.active(layer):
+                    got = outcome(lambda: functional.linear(x, layer.weight))
+                if isinstance(expected, str):
+                    assert got == expected
+                else:
+                    assert got.shape == expected.shape  # type: ignore[union-attr]
+                    assert float((got - expected).norm() / expected.norm()) < TOLERANCES["bf16"]
+
+
+def test_zeros_without_memory_and_other_types_of_autocast_are_torchs() -> None:
+    weights, layer = resident("bf16")
+    x = torch.randn(1, WIDTH)
+    before = torch.get_autocast_dtype("cpu")
+    with torch.no_grad(), weights.active(layer):
+        for _ in range(3):
+            functional.linear(x, layer.weight)
+        assert not functional.linear(torch._efficientzerotensor((1, WIDTH)), layer.weight).any()
+        try:
+            with torch.autocast("cpu"):
+                torch.set_autocast_dtype("cpu", torch.float64)
+                expected = outcome(lambda: functions.plain_linear(x, layer.weight))
+                got = outcome(lambda: functional.linear(x, layer.weight))
+        finally:
+            torch.set_autocast_dtype("cpu", before)
+    assert isinstance(expected, Tensor)
+    assert isinstance(got, Tensor)
+    assert got.dtype is expected.dtype

@@ -12,12 +12,12 @@ proc_pid_fd(5); pidfd_open(2).
 import fcntl
 import mmap
 import os
+import select
 import stat
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from multiprocessing.connection import wait  # select.select() does not support descriptors above 1023.
 from typing import Any
 
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
@@ -125,5 +125,9 @@ def _open_pidfd(process: int) -> int:
 
 def _exited(pidfds: Sequence[int]) -> int | None:
     """A rank whose process has exited; None if none is known to have."""
-    ready = wait([pidfd for pidfd in pidfds if pidfd >= 0], 0)
+    poll = select.poll()
+    for pidfd in pidfds:
+        if pidfd >= 0:
+            poll.register(pidfd, select.POLLIN)
+    ready = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}  # None that the program has closed.
     return next((rank for rank, pidfd in enumerate(pidfds) if pidfd in ready), None)
