@@ -60,7 +60,7 @@ class ResidentWeight:
         self._version = weight._version
         self._pointer = weight.data_ptr()
         self._dtype = weight.dtype
-        shape = weight.shape if weight.dim() == 2 else (-1, -1)  # No product has that.
+        shape: tuple[int, ...] = tuple(weight.shape) if weight.dim() == 2 else (-1, -1)  # No product has that.
         self._columns, self._rows = shape if self.transposed else shape[::-1]
         self.changed = False
         self._product = None
