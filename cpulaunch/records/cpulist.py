@@ -83,8 +83,9 @@ def parse_cpumask(text: str) -> frozenset[int]:
 
 
 def mask_of(ids: Iterable[int]) -> int:
-    """The ids as the set bits of a number, which takes a thousandth of the memory of a set. Raises: ValueError if one
-    is above MAX_ID, or negative.
+    """The ids as the set bits of a number, which takes 2 KiB at most, where a set takes up to 1 MB.
+
+    Raises: ValueError if one is above MAX_ID, or negative.
     """
     bits = bytearray(MAX_ID // 8 + 1)
     for id_ in ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from math import isfinite
+from operator import itemgetter
 
 from cpulaunch.records.cpulist import mask_of, parse_cpulist
 from cpulaunch.records.record import field, record
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 BUSY_THREAD = 0.05
 """Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
-LEAST_PART = 0.02
-"""Of what all threads ran: those that ran less are not counted among the busy ones, of which there are thus few."""
+LEAST_PART, MOST_THREADS = 0.02, 256
+"""Of what the busiest thread ran: those that ran less are no busy ones. Of these, as many count as a process writes."""
 MOST = 1 << 63
 """Counts and measured values from here on are malformed."""
 DECIMALS = 12
@@ -192,10 +193,10 @@ def _busy_cpus(threads: Iterable[Mapping[str, Any]]) -> int:
 
     Lists of CPUs are read one by one, as each may name thousands.
     """
-    seconds = [(_growth(each["seconds"]), each["cpus"]) for each in threads]
-    least = LEAST_PART * sum(spent for spent, _ in seconds)
+    seconds = sorted(((_growth(each["seconds"]), each["cpus"]) for each in threads), reverse=True, key=itemgetter(0))
+    least = LEAST_PART * seconds[0][0] if seconds else 0.0
     found: set[int] = set()
-    for cpus in {cpus for spent, cpus in seconds if spent > least}:
+    for cpus in {cpus for spent, cpus in seconds[:MOST_THREADS] if spent > least}:
         found |= parse_cpulist(cpus)
     return mask_of(found)
 

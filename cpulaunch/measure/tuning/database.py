@@ -70,7 +70,7 @@ def database_errors(folder: str) -> Iterator[None]:
             value=f"{os.path.join(folder, FILE)}: {reason}",
             hint=OTHER_PLACE if any(each in str(reason) for each in OF_THE_PLACE) else "--fresh begins a new one",
         ) from None
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, RuntimeError) as error:
         if not _is_of_study(error):
             raise
         raise CpulaunchError(

@@ -7,8 +7,8 @@ from cpulaunch.records.record import field, record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Protocol
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Protocol
 
     from cpulaunch.measure.samples import Sample
     from cpulaunch.measure.tuning.space import Configuration
@@ -120,8 +120,9 @@ def choose_finalists(trials: Sequence[TuningTrial], count: int = FINALISTS) -> t
 
 def launch_seconds(configuration: Configuration, trials: Sequence[TuningTrial]) -> float:
     """How long a launch of a configuration took in the trial of it that was measured."""
-    facts = next(each.facts for each in trials if each.configuration == configuration and each.facts.get("values"))
-    return float(facts["seconds"]) / len(facts["values"])
+    measured = (each.facts for each in trials if each.configuration == configuration and each.facts.get("values"))
+    facts: Mapping[str, Any] = next(measured, {"values": (0.0,)})  # None where the program has changed what was kept of it.
+    return float(facts.get("seconds", 0.0)) / len(facts["values"])
 
 
 def run_final_round(setup: FinalSetup, configurations: Sequence[Configuration]) -> FinalRound:

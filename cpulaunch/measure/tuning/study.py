@@ -250,7 +250,7 @@ class Study:
         return [each["speed"] for each in self._baselines if each["session"] == session]
 
     def _trial(self, trial: optuna.trial.FrozenTrial, before: Mapping[int, TuningTrial]) -> TuningTrial:
-        facts = trial.user_attrs.get(FACTS, {})
+        facts = _checked(trial.user_attrs.get(FACTS, {}))
         ratio = math.exp(-trial.value) if trial.state == TrialState.COMPLETE and trial.value is not None else None
         if ratio is not None and facts.get("same_as") in before:
             ratio = before[facts["same_as"]].ratio or ratio
@@ -337,6 +337,15 @@ def hold(fd: int, folder: str) -> None:
             value=f"{folder}: {error.strerror}",
             hint="set XDG_STATE_HOME to a folder of a file system with locks",
         ) from None
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """The facts of a trial. Raises: TypeError, ValueError or AttributeError if the program has written others there."""
+    facts = dict(found)
+    numbers = [*facts.get("values", ()), *facts.get("metrics", {}).values(), facts.get("seconds", 0.0)]
+    if not all(math.isfinite(float(each)) for each in numbers) or not isinstance(facts.get("disturbed", []), list):
+        raise ValueError("no facts of a trial")
+    return facts
 
 
 @contextlib.contextmanager

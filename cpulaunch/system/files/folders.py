@@ -246,20 +246,24 @@ def empty_folder(folder: int) -> None:
     kept: set[str] = set()
     while left := [name for name in _without_rest(folder) if name not in kept]:
         for name in left:
+            _move_up(name, folder, deadline)
             if time.monotonic() >= deadline:
                 return
-            _move_up(name, folder)
             _remove_empty(name, folder)
         kept |= set(left)
 
 
-def _move_up(name: str, folder: int) -> None:
-    """Effect: the folders in a folder of this name are in the folder itself, and its files are gone."""
+def _move_up(name: str, folder: int, deadline: float) -> None:
+    """Effect: the folders in a folder of this name are in the folder itself, and its files are gone; not all of them
+    after the deadline.
+    """
     try:
         fd = _open_readable(name, folder)
     except OSError:
         return
     for each in _without_rest(fd):
+        if time.monotonic() >= deadline:
+            break
         try:
             _move(each, fd, folder)
         except OSError:

@@ -141,6 +141,13 @@ def test_processes_that_may_use_all_cpus_take_no_memory():
     assert peak_bytes(diagnose) < 8 << 20
 
 
+def test_many_threads_that_are_equally_busy_are_busy():
+    threads = [{"seconds": 1.0, "cpus": str(number)} for number in range(64)]
+    found = read_figures(json.dumps(data(busy_threads=threads) | {"cpus": [0]}))
+    assert found is not None
+    assert found.busy_cpus.bit_count() == 64
+
+
 def test_a_cpu_that_no_kernel_has_is_malformed():
     assert read_figures(json.dumps(data() | {"cpus": [16384]})) is not None
     assert read_figures(json.dumps(data() | {"cpus": [1 << 62]})) is None

@@ -241,6 +241,12 @@ def test_only_a_broken_database_is_to_be_begun_anew(statements, said):
         "UPDATE study_user_attributes SET value_json = '{{'",
         "UPDATE study_user_attributes SET value_json = '\"x\"'",
         "UPDATE trial_user_attributes SET value_json = '\"x\"'",
+        "UPDATE trial_user_attributes SET value_json = '{\"values\": 5}' WHERE key = 'facts'",
+        "UPDATE trial_user_attributes SET value_json = '{\"metrics\": [1]}' WHERE key = 'facts'",
+        "UPDATE trial_user_attributes SET value_json = '{\"disturbed\": 1}' WHERE key = 'facts'",
+        f"UPDATE trial_user_attributes SET value_json = '{'[' * 100_000}'",
+        f"UPDATE trial_params SET distribution_json = '{'[' * 100_000}'",
+        "UPDATE trial_values SET value_type = 'INF_POS'",
         "UPDATE trial_params SET param_value = 99",
     ],
 )
@@ -278,6 +284,19 @@ def test_a_database_whose_study_the_program_removed_is_to_be_begun_anew(tmp_path
     connection.close()
     with pytest.raises(CpulaunchError, match="the database of the trials"), database_errors(str(tmp_path)):
         study.begin()
+    study.close()
+
+
+def test_a_trial_that_the_program_ended_itself_is_an_error_of_the_database(tmp_path):
+    study = Study(str(tmp_path), SPACE, seed=1)
+    study.add_baseline(50.0, 1.0, {}, speed=50.0)
+    number, _ = study.begin({"threads": 1})
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute("UPDATE trials SET state = 'COMPLETE'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CpulaunchError, match="the database of the trials"), database_errors(str(tmp_path)):
+        study.finish(number, 2.0, {"values": [100.0], "speed": 100.0})
     study.close()
 
 

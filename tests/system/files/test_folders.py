@@ -175,11 +175,11 @@ def test_a_folder_in_which_others_are_made_without_end_is_left(tmp_path, monkeyp
     (tmp_path / "run/first/below").mkdir(parents=True)
     made = []
 
-    def moving(name, folder, move=folders._move_up):
+    def moving(name, folder, deadline, move=folders._move_up):
         made.append(name)
         assert len(made) < 5_000, "no end"
         os.makedirs(f"/proc/self/fd/{folder}/new-{len(made)}/below")
-        move(name, folder)
+        move(name, folder, deadline)
 
     monkeypatch.setattr(folders, "REMOVAL_SECONDS", 0.01)
     monkeypatch.setattr(folders, "_move_up", moving)
