@@ -121,7 +121,8 @@ def choose_finalists(trials: Sequence[TuningTrial], count: int = FINALISTS) -> t
 def launch_seconds(configuration: Configuration, trials: Sequence[TuningTrial]) -> float:
     """How long a launch of a configuration took in the trial of it that was measured."""
     measured = (each.facts for each in trials if each.configuration == configuration and each.facts.get("values"))
-    facts: Mapping[str, Any] = next(measured, {"values": (0.0,)})  # None where the program has changed what was kept of it.
+    default: Mapping[str, Any] = {"values": (0.0,)}  # The program may have changed what was kept of the trial.
+    facts = next(measured, default)
     return float(facts.get("seconds", 0.0)) / len(facts["values"])
 
 
