@@ -174,7 +174,8 @@ def with_program(line: CommandLine, environ: Mapping[str, str]) -> CommandLine:
 
 def check_launch(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, LaunchPlan]:
     """The host and the plan of a launch that is made later. Raises: CpulaunchError if it cannot be made as it is."""
-    return _make_plan(with_program(line, environ), environ, will_run=False, notify=lambda text: None)
+    _check_runnable(line, environ)
+    return _make_plan(line, environ, will_run=False, notify=lambda text: None)
 
 
 def _make_plan(

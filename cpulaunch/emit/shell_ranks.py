@@ -31,7 +31,7 @@ wait_for() {  # argument: process id; returns the exit code of the process when 
 """
 _RANK = """
 decide() {  # argument: the exit code of the script, unless an earlier failure or signal decided it
-    (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
+    is_own 2>/dev/null && (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
 stop() {  # argument: exit code
@@ -48,11 +48,12 @@ rank() {  # argument: the worker's function; starts nothing once the job has end
     wait_for "$launch_rank" && exit
     decide "$launch_code"
     kill -USR1 "$launch_script" 2>/dev/null
+    exit "$launch_code"
 }
 
 is_own() {  # whether the folder is the script's: others may have put one, or a link, in its place
     [ ! -L "$launch_dir" ] && [ -O "$launch_dir" ] && return
-    echo "$launch_dir is not this script's any more: set TMPDIR to a folder that only you can write" >&2
+    echo "$launch_dir is not this user's: set TMPDIR to a folder that only you can write" >&2
     return 1
 }
 
@@ -79,10 +80,10 @@ _WAIT = """
 # If this script is killed, its end of this pipe closes, and this reader ends the ranks. The reader is not a child of
 # the script, because bash may wait for any child if a signal arrives just when the process it waits for ends.
 launch_pipe=
-if is_own && mkfifo "$launch_dir/alive"; then
-    exec 9<>"$launch_dir/alive"
+# Of exec alone, an error would end the script and leave the ranks.
+if is_own && mkfifo "$launch_dir/alive" && command exec 9<>"$launch_dir/alive"; then
     # What is open is looked at: others may have put a link there meanwhile.
-    if [ -p /dev/fd/9 ] || [ ! -e /dev/fd/9 ]; then launch_pipe=1; fi
+    if [ -p /dev/fd/9 ] || [ ! -d /dev/fd ]; then launch_pipe=1; fi
 fi
 if [ -z "$launch_pipe" ]; then
     kill $launch_pids 2>/dev/null
@@ -100,12 +101,15 @@ fi
     } <"$launch_dir/alive" >/dev/null 2>&1 &
 )
 
+launch_failed=0
 for pid in $launch_pids; do
-    wait_for "$pid"
+    wait_for "$pid" || launch_failed=$launch_code
 done
 echo over >&9
 launch_status=125
-if is_own; then
+if [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; then  # It was removed, as by a program that clears TMPDIR.
+    launch_status=$launch_failed
+elif is_own; then
     launch_status=0
     [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
     case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac

@@ -15,6 +15,7 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
 from cpulaunch.system.files.caches import others_write
+from cpulaunch.system.files.paths import is_trusted_in, open_folder
 from cpulaunch.system.files.reading import open_regular
 
 MAX_BYTES = 64 * 1024
@@ -40,14 +41,12 @@ def read_profile(path: str, *, is_named: bool = True) -> Profile:
 
 
 def _read_text(path: str, *, is_named: bool = True) -> str:
+    if not is_named and (owner := _foreign_owner(path)):
+        raise _foreign(path, owner)
     try:
         with open(open_regular(path, links=True), "rb") as file:
             if not is_named and (reason := others_write(file.fileno())) is not None:
-                raise ForeignProfileError(
-                    "the profile is not used, as another user may have written it",
-                    value=f"{path}: {reason}",
-                    hint="name its path to use it",
-                )
+                raise _foreign(path, reason)
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise _unreadable(path, error.strerror or "cannot be opened") from None
@@ -60,6 +59,26 @@ def _read_text(path: str, *, is_named: bool = True) -> str:
         raise _error(
             "the profile is not UTF-8 text", value=f"byte {error.start}", place=f"{path}, line {line}"
         ) from None
+
+
+def _foreign_owner(path: str) -> str:
+    """Which other user owns what has this path, a link too, which may lead to any file; empty if none does."""
+    try:
+        folder = open_folder(os.path.dirname(path) or ".")
+    except OSError:
+        return ""
+    try:
+        status = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
+        return "" if is_trusted_in(status, folder) else f"it belongs to user {status.st_uid}"
+    except OSError:
+        return ""
+    finally:
+        os.close(folder)
+
+
+def _foreign(path: str, why: str) -> UsageError:
+    what = "the profile is not used, as another user may have written it"
+    return ForeignProfileError(what, value=f"{path}: {why}", hint="name its path to use it")
 
 
 def _unreadable(path: str, why: str) -> UsageError:

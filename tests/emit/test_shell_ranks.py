@@ -13,6 +13,7 @@ import pytest
 from cpulaunch.emit.shell import plan_script
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import Program
+from tests.launch.launching import alive
 from tests.plan.machines import machine, plan
 from tests.strangers import UID, needs_root
 
@@ -164,6 +165,43 @@ def test_a_link_that_others_put_in_place_of_the_scripts_pipe_is_not_written(
     text = script("--nproc-per-node 2 --master-port 4321", "import signal; signal.pause()")
     assert exchanged(text, path, tmp_path / "tmp", shell, before_mkfifo=put) == 125
     assert victim.read_text() == "important"
+
+
+PUT_AFTER_MKFIFO = f"""
+import os, subprocess, sys
+folder = os.path.dirname(sys.argv[-1])
+subprocess.run(["mkfifo", *sys.argv[1:]], check=True)
+os.rename(folder, folder + ".moved")
+os.mkdir(folder, 0o777)
+MAKE(folder)
+os.chown(folder, {UID}, {UID})
+sys.exit(0)
+"""
+
+
+@needs_root
+@SHELLS
+@pytest.mark.parametrize("make", ["os.mkdir(folder + '/alive')", "os.mkfifo(folder + '/first')"])
+def test_ranks_end_where_others_exchange_the_folder_after_the_pipe_was_made(
+    path: str, tmp_path: Path, shell: str, make: str
+) -> None:
+    """What cannot be opened, and a pipe that nobody reads: neither holds the script, or leaves a rank."""
+    put = PUT_AFTER_MKFIFO.replace("MAKE(folder)", make)
+    rank = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); signal.pause()"
+    text = script("--nproc-per-node 1 --master-port 4321", rank)
+    assert exchanged(text, path, tmp_path / "tmp", shell, before_mkfifo=put) == 125
+    started = tmp_path / "pid"
+    assert not (started.exists() and alive(int(started.read_text() or 0)))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_clears_the_folder_of_temporary_files_keeps_its_exit_code(
+    path: str, tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    clear = f"import shutil, sys; shutil.rmtree({str(tmp_path / 'tmp')!r}, ignore_errors=True); sys.exit({code})"
+    done = run(script("--nproc-per-node 1", f"import time; time.sleep(1); {clear}"), path, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == code
 
 
 EXCHANGE_LATER = """

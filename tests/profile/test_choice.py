@@ -210,6 +210,17 @@ def test_a_profile_of_another_user_replaces_no_preset(strangers_profiles):
 
 
 @needs_root
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_nothing_else_of_another_user_replaces_a_preset(strangers_profiles, make):
+    """Such as a link to a file that root owns."""
+    path = os.path.join(strangers_profiles, "throughput.toml")
+    os.unlink(path)
+    make(path)
+    os.chown(path, UID, UID, follow_symlinks=False)
+    assert find_profile("throughput", config_dir=strangers_profiles).path is None
+
+
+@needs_root
 def test_a_profile_of_another_user_is_an_error_by_its_name_and_chosen_by_its_path(strangers_profiles):
     with pytest.raises(UsageError, match="belongs to user"):
         find_profile("mine", config_dir=strangers_profiles)

@@ -176,7 +176,6 @@ def test_a_limit_stops_reading(tmp_path: Path) -> None:
     assert len(root.bytes("big") or b"") == 200_000
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.skipif(not os.path.exists("/proc/self/cmdline"), reason="needs /proc")
 def test_a_link_to_what_the_kernel_makes_up_is_not_read(tmp_path: Path) -> None:
     """Such as another user's to the kernel's log, which is gone once it was read."""
@@ -185,6 +184,7 @@ def test_a_link_to_what_the_kernel_makes_up_is_not_read(tmp_path: Path) -> None:
     assert Root().bytes("proc/self/cmdline")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_a_pipe_does_not_stop_the_probe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     assert Root(str(tmp_path)).text("file") is None

@@ -101,7 +101,7 @@ class Planner:
     def plan(self, *words: str) -> LaunchPlan:
         """The plan with these words behind the fixed options. Raises: CpulaunchError."""
         parsed = self._services.parse([*self._program.options, *words, *self._program.line.program])
-        return self._services.check(parsed)
+        return self._services.check(self._services.resolve(parsed))
 
     def effect_of(self, *words: str) -> Hashable:
         """What these words do on this machine, equal for words that do the same; None if there is no plan."""

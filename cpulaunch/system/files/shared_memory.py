@@ -28,8 +28,11 @@ BUSY = (errno.EAGAIN, errno.ETXTBSY)
 """Of an open for writing: another process has a lease on the file, or runs it."""
 FIRST_NUMBERS = 8
 """Regions of a process that are looked for by their names: libfabric gives it the lowest numbers first."""
-SEARCH_SECONDS = 1.0
-"""Time for other users' names: they may have made any number of them, and may make and remove them meanwhile."""
+SEARCH_SECONDS = 0.5
+"""Time for other users' names: they may have made any number of them, and may make and remove them meanwhile.
+
+Less than ANSWER_SECONDS of the watchdog, as no signal is read meanwhile.
+"""
 NAMES_AT_ONCE = 256
 """Of the folder, between two looks at the clock."""
 TICK_SECONDS = 0.02
@@ -46,18 +49,20 @@ def remove_shared_memory(pids: frozenset[int], *, since: float, folder: str = SH
     """
     if not pids:
         return True
-    remove_usual_names(pids, since=since, folder=folder)
     try:
         place = os.open(folder, FOLDER)
     except OSError:
         return True
     try:
         with os.scandir(folder) as entries:
-            return _search(entries, frozenset(map(str, pids)), since, place=place)
+            found = _search(entries, frozenset(map(str, pids)), since, place=place)
     except OSError:
-        return False
+        found = False
     finally:
         os.close(place)
+    if not found:
+        remove_usual_names(pids, since=since, folder=folder)
+    return found
 
 
 def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHARED_FOLDER) -> None:
@@ -81,11 +86,14 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
 
 def _search(entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, place: int) -> bool:
     """Whether all entries were looked at. Effect: removes those of the owners that no process uses any more."""
-    mark = f"{os.getuid()}:"
+    user = str(os.getuid())
     deadline = time.monotonic() + SEARCH_SECONDS
     for number, entry in enumerate(entries, 1):
-        owner, _, rest = entry.name.partition(":")
-        named = owner in owners and rest.startswith(mark)
+        owner, mark, rest = entry.name.partition(":")
+        if not mark:
+            owner, _, rest = entry.name.removeprefix(REGISTERED).partition("_")
+        is_own = rest.startswith(f"{user}:") if mark else entry.name == f"{REGISTERED}{owner}_{user}"
+        named = is_own and owner in owners
         if not named and number % NAMES_AT_ONCE:
             continue
         begun = time.monotonic()

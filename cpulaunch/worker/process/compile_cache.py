@@ -21,7 +21,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def install(settings: TorchSettings) -> str:
-    """Effect: makes torch.compile keep its code in a private folder, unless the user named one in the environment.
+    """Effect: makes torch.compile keep its code in a private folder, unless the user named another one.
 
     Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's
     folder then, after a warning.
@@ -32,7 +32,7 @@ def install(settings: TorchSettings) -> str:
         folder = _private_folder([settings.compile_cache] if settings.compile_cache else [])
     except RuntimeError as error:
         if settings.graph != "off":
-            raise RuntimeError(f"{error}; --graph, which torch.compile makes, does nothing") from None
+            raise RuntimeError(f"{error}; --graph does nothing, as torch.compile makes its graphs") from None
         warned(settings, f"torch.compile keeps code in a folder that is not checked: {error}")
         return ""
     os.environ[VARIABLE] = folder
