@@ -185,7 +185,7 @@ sys.exit(0)
 def test_ranks_end_where_others_exchange_the_folder_after_the_pipe_was_made(
     path: str, tmp_path: Path, shell: str, make: str
 ) -> None:
-    """What cannot be opened, and a pipe that nobody reads: neither holds the script, or leaves a rank."""
+    """What cannot be opened, and a pipe without a reader: neither holds the script, or leaves a rank."""
     put = PUT_AFTER_MKFIFO.replace("MAKE(folder)", make)
     rank = f"import os, signal; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); signal.pause()"
     text = script("--nproc-per-node 1 --master-port 4321", rank)
