@@ -111,20 +111,24 @@ def remove_path(path: str) -> None:
     os.close(folder)
 
 
-def path_exists(path: str) -> bool:
-    """Whether anything has this path; it is asked nothing, as it may be mounted. False if a folder on the way is not.
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE)
+"""Of a look at a path: there is nothing, or no descriptor is left to look with."""
 
-    True if that cannot be told.
+
+def path_exists(path: str) -> bool:
+    """Whether anything has this path; it is asked nothing, as it may be mounted.
+
+    False if a folder on the way is missing, or no descriptor is left to look with; else True if that cannot be told.
     """
     parent, name = os.path.split(path)
     try:
         folder = open_folder(parent)
     except OSError as error:
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+        return error.errno not in NOT_THERE
     try:
         _owner(name, folder)
     except OSError as error:
-        return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+        return error.errno not in NOT_THERE
     finally:
         os.close(folder)
     return True
