@@ -35,6 +35,7 @@ decide() {  # argument: the exit code of the script, unless an earlier failure o
 }
 
 stop() {  # argument: exit code
+    launch_stopped=${launch_stopped:-$1}
     decide "$1"
     kill $launch_pids 2>/dev/null
 }
@@ -53,7 +54,7 @@ rank() {  # argument: the worker's function; starts nothing once the job has end
 
 is_own() {  # whether the folder is the script's: others may have put one, or a link, in its place
     [ ! -L "$launch_dir" ] && [ -O "$launch_dir" ] && return
-    echo "$launch_dir is not this user's: set TMPDIR to a folder that only you can write" >&2
+    echo "$launch_dir is gone or another user's: set TMPDIR to a folder that only you can write" >&2
     return 1
 }
 
@@ -66,7 +67,7 @@ clean() {  # removes no more than is known; a rank may yet make a file
 }
 
 launch_script=$$
-launch_pids=
+launch_pids= launch_stopped=
 launch_dir=$(mktemp -d) && is_own || exit 125
 trap 'launch_signal=1; stop 129' HUP
 trap 'launch_signal=1; stop 130' INT
@@ -103,12 +104,13 @@ fi
 
 launch_failed=0
 for pid in $launch_pids; do
-    wait_for "$pid" || launch_failed=$launch_code
+    # Of ranks that the script ended (143), or whose code bash lost at a signal (138), the code says nothing.
+    wait_for "$pid" || case $launch_failed in 0 | 138 | 143) launch_failed=$launch_code ;; esac
 done
 echo over >&9
 launch_status=125
 if [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; then  # It was removed, as by a program that clears TMPDIR.
-    launch_status=$launch_failed
+    launch_status=${launch_stopped:-$launch_failed}
 elif is_own; then
     launch_status=0
     [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"

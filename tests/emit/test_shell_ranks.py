@@ -204,6 +204,31 @@ def test_a_program_that_clears_the_folder_of_temporary_files_keeps_its_exit_code
     assert done.returncode == code
 
 
+CLEARING = """
+import os, shutil, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+while not os.listdir(FOLDER) or not os.path.exists(os.path.join(FOLDER, os.listdir(FOLDER)[0], "alive")):
+    time.sleep(0.01)  # Until the script has made its pipe.
+time.sleep(0.3)  # And has opened it.
+shutil.rmtree(FOLDER, ignore_errors=True)
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_a_signal_decides_the_code_also_where_the_folder_was_cleared(path: str, tmp_path: Path, shell: str) -> None:
+    program = shutil.which(shell)
+    assert program is not None
+    (tmp_path / "tmp").mkdir()
+    code = CLEARING.replace("FOLDER", repr(str(tmp_path / "tmp"))) + "print('cleared', flush=True); time.sleep(60)"
+    text = script("--nproc-per-node 1 --master-port 4321", code)
+    environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen([program, "-c", text], env=environ, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "cleared\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 143
+
+
 EXCHANGE_LATER = """
 import os, sys
 pid = os.fork()

@@ -25,6 +25,7 @@ from cpulaunch.launch.process.processes import (
     reap,
     reap_measured,
     signal_child,
+    signal_process,
     signal_worker,
 )
 from cpulaunch.launch.process.spawn import check_executed, spawn
@@ -121,7 +122,7 @@ class Supervisor:
         """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
         for worker in self.state.groups:
             self._signal_worker(worker, SIGKILL)
-        ended = frozenset(pid for pid in self._killed if not os.path.exists(f"/proc/{pid}"))  # Others may have it now.
+        ended = frozenset(pid for pid in self._killed if not signal_process(pid, 0))  # Others may have it now.
         if not kill_children(ended=ended, since=self.started_at) and self._notify is not None:
             self._notify(f"{SHARED_FOLDER} {MANY_NAMES}")
         if self._cgroup is not None and self._guard_is_gone:

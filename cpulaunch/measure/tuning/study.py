@@ -257,6 +257,8 @@ class Study:
         elif ratio is not None and facts.get("speed") and (default := self._default_speeds(facts["session"])):
             count = facts["baselines"]
             ratio = facts["speed"] / nearest_speed(default[:count], default[count:])
+        if ratio is not None and not 0 < ratio < math.inf:
+            raise ValueError("no ratio of a trial")
         return TuningTrial(
             number=trial.number,
             configuration=self._configuration(trial.params),
@@ -343,7 +345,8 @@ def _checked(found: Any) -> dict[str, Any]:
     """The facts of a trial. Raises: TypeError, ValueError or AttributeError if the program has written others there."""
     facts = dict(found)
     numbers = [*facts.get("values", ()), *facts.get("metrics", {}).values(), facts.get("seconds", 0.0)]
-    if not all(math.isfinite(float(each)) for each in numbers) or not isinstance(facts.get("disturbed", []), list):
+    is_measured = all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
+    if not is_measured or not isinstance(facts.get("disturbed", []), list):
         raise ValueError("no facts of a trial")
     return facts
 

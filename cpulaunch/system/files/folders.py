@@ -251,9 +251,9 @@ def empty_folder(folder: int) -> None:
     while left := [name for name in _without_rest(folder) if name not in kept]:
         for name in left:
             _move_up(name, folder, deadline)
+            _remove_empty(name, folder)
             if time.monotonic() >= deadline:
                 return
-            _remove_empty(name, folder)
         kept |= set(left)
 
 

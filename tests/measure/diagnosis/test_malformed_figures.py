@@ -146,6 +146,10 @@ def test_many_threads_that_are_equally_busy_are_busy():
     found = read_figures(json.dumps(data(busy_threads=threads) | {"cpus": [0]}))
     assert found is not None
     assert found.busy_cpus.bit_count() == 64
+    beside = [{"seconds": 10.0, "cpus": "0"}, *({**thread, "seconds": 0.3} for thread in threads)]
+    found = read_figures(json.dumps(data(busy_threads=beside) | {"cpus": [0]}))
+    assert found is not None
+    assert found.busy_cpus == 1
 
 
 def test_a_cpu_that_no_kernel_has_is_malformed():
