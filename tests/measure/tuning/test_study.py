@@ -248,7 +248,7 @@ def test_only_a_broken_database_is_to_be_begun_anew(statements, said):
         f"UPDATE trial_params SET distribution_json = '{'[' * 100_000}'",
         "UPDATE trial_values SET value_type = 'INF_POS'",
         "UPDATE trial_user_attributes SET value_json = '{\"values\": \"12\"}' WHERE key = 'facts'",
-        'UPDATE trial_user_attributes SET value_json = \'{"speed": -1.0, "session": 1, "baselines": 1}\' WHERE key = \'facts\'',
+        "UPDATE trial_user_attributes SET value_json = json_set(value_json, '$.speed', -1.0) WHERE key = 'facts'",
         "UPDATE trial_params SET param_value = 99",
     ],
 )
