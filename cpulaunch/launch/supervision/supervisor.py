@@ -46,7 +46,7 @@ from cpulaunch.launch.supervision.state_machine import (
 )
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
-from cpulaunch.system.files.shared_memory import SHARED_FOLDER, remove_usual_names
+from cpulaunch.system.files.shared_memory import SHARED_FOLDER, SharedMemorySearches
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.process_state import has_ended_traced
 from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged
@@ -95,6 +95,7 @@ class Supervisor:
         self.started_at, self.ended_at = wall_clock(), dict[int, float]()
         """Unix time in seconds; of the ends: by worker, in their order."""
         self._killed: set[int] = set()
+        self._searches = SharedMemorySearches()
         self._worker_of: dict[int, int] = {}
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
@@ -343,8 +344,8 @@ class Supervisor:
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
         # Of orphans too: the ranks of torch's agent are such, if it ends first.
-        # The folder is read at the end alone: others may have made any number of names there.
-        remove_usual_names(frozenset(killed), since=self.started_at)
+        # Not at the end alone, as this process may be killed.
+        self._searches.remove(frozenset(killed), since=self.started_at)
         if len(self._killed) < MAX_KILLED:
             self._killed |= killed
         self._check_groups()

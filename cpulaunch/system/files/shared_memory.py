@@ -33,19 +33,23 @@ SEARCH_SECONDS = 0.5
 
 Less than ANSWER_SECONDS of the watchdog, as no signal is read meanwhile.
 """
+MOST_SEARCH_SECONDS, SEARCHES_SECONDS = 0.05, 1.0
+"""For a look while the launch goes on, which keeps signals from being read, and for all of these."""
 NAMES_AT_ONCE = 256
 """Of the folder, between two looks at the clock."""
 TICK_SECONDS = 0.02
 """Times of files are those of the kernel's last tick, at most 10 ms ago. Source: Linux, current_time (fs/inode.c)."""
 
 
-def remove_shared_memory(pids: frozenset[int], *, since: float, folder: str = SHARED_FOLDER) -> bool:
+def remove_shared_memory(
+    pids: frozenset[int], *, since: float, seconds: float | None = None, folder: str = SHARED_FOLDER
+) -> bool:
     """Whether all was found. Effect: removes files named after these processes that no process uses any more.
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
     time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by name, for
-    SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others make there, the files of the
-    usual names are removed.
+    `seconds` (None: SEARCH_SECONDS) and as long as it takes to remove files of this user's. Whatever others make there,
+    the files of the usual names are removed.
     """
     if not pids:
         return True
@@ -55,7 +59,13 @@ def remove_shared_memory(pids: frozenset[int], *, since: float, folder: str = SH
         return True
     try:
         with os.scandir(folder) as entries:
-            found = _search(entries, frozenset(map(str, pids)), since, place=place)
+            found = _search(
+                entries,
+                frozenset(map(str, pids)),
+                since,
+                seconds=SEARCH_SECONDS if seconds is None else seconds,
+                place=place,
+            )
     except OSError:
         found = False
     finally:
@@ -84,10 +94,28 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
     os.close(place)
 
 
-def _search(entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, place: int) -> bool:
+class SharedMemorySearches:
+    """Looks through /dev/shm while a launch goes on, which together take no more than a second of others' names."""
+
+    def __init__(self) -> None:
+        self._seconds = SEARCHES_SECONDS
+
+    def remove(self, pids: frozenset[int], *, since: float) -> None:
+        """Effect: as `remove_shared_memory`; of usual names alone once the time is used up."""
+        if self._seconds <= 0:
+            remove_usual_names(pids, since=since)
+        else:
+            begun = time.monotonic()
+            remove_shared_memory(pids, since=since, seconds=min(self._seconds, MOST_SEARCH_SECONDS))
+            self._seconds -= time.monotonic() - begun
+
+
+def _search(
+    entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, seconds: float, place: int
+) -> bool:
     """Whether all entries were looked at. Effect: removes those of the owners that no process uses any more."""
     user = str(os.getuid())
-    deadline = time.monotonic() + SEARCH_SECONDS
+    deadline = time.monotonic() + seconds
     for number, entry in enumerate(entries, 1):
         owner, mark, rest = entry.name.partition(":")
         if not mark:
