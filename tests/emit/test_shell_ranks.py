@@ -194,16 +194,6 @@ def test_ranks_end_where_others_exchange_the_folder_after_the_pipe_was_made(
     assert not (started.exists() and alive(int(started.read_text() or 0)))
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_program_that_clears_the_folder_of_temporary_files_keeps_its_exit_code(
-    path: str, tmp_path: Path, code: int
-) -> None:
-    (tmp_path / "tmp").mkdir()
-    clear = f"import shutil, sys; shutil.rmtree({str(tmp_path / 'tmp')!r}, ignore_errors=True); sys.exit({code})"
-    done = run(script("--nproc-per-node 1", f"import time; time.sleep(1); {clear}"), path, TMPDIR=str(tmp_path / "tmp"))
-    assert done.returncode == code
-
-
 CLEARING = """
 import os, shutil, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -214,12 +204,22 @@ shutil.rmtree(FOLDER, ignore_errors=True)
 """
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_clears_the_folder_of_temporary_files_keeps_its_exit_code(
+    path: str, tmp_path: Path, code: int
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    clear = CLEARING.replace("FOLDER", repr(str(tmp_path / "tmp"))) + f"sys.exit({code})"
+    done = run(script("--nproc-per-node 1", clear), path, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == code
+
+
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
 def test_a_signal_decides_the_code_also_where_the_folder_was_cleared(path: str, tmp_path: Path, shell: str) -> None:
     program = shutil.which(shell)
     assert program is not None
     (tmp_path / "tmp").mkdir()
-    code = CLEARING.replace("FOLDER", repr(str(tmp_path / "tmp"))) + "print('cleared', flush=True); time.sleep(60)"
+    code = CLEARING.replace("FOLDER", repr(str(tmp_path / "tmp"))) + "print('cleared', flush=True); signal.pause()"
     text = script("--nproc-per-node 1 --master-port 4321", code)
     environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen([program, "-c", text], env=environ, stdout=subprocess.PIPE, text=True) as running:

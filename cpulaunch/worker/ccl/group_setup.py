@@ -119,7 +119,7 @@ def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 
 def _copy_of(store: Any) -> Any:
     """Another connection to the store, as calls of one wait for each other; None if the store or torch has none."""
-    with suppress(AttributeError, NotImplementedError, RuntimeError):
+    with suppress(AttributeError, RuntimeError):
         return store.clone()
     return None
 

@@ -1,5 +1,6 @@
 """Collectives on torch's tensors, of both paths: they flatten the tensors and pack the call that ranks compare."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -43,7 +44,7 @@ def apart(source: Tensor, target: Tensor, row: int | None) -> Tensor:
     return source.clone() if overlaps and (row is None or abs(first - second) != row * smaller) else source
 
 
-class CollectivePath:
+class CollectivePath(ABC):
     """One rank's collectives. Every method blocks, and all ranks call the methods in the same order.
 
     Raises, from every method: RanksDisagreeError if the calls do not match; PeerLostError if a rank is lost; CclError.
@@ -51,6 +52,7 @@ class CollectivePath:
 
     rank: int
 
+    @abstractmethod
     def run_call(
         self,
         call: bytes,
@@ -61,7 +63,6 @@ class CollectivePath:
         splits: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Effect: as run, of a packed call, which the ranks compare. The tensors are contiguous and flat."""
-        raise NotImplementedError
 
     def barrier(self) -> None:
         """Effect: returns when all ranks have called it."""
