@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BUSY_THREAD = 0.05
 """Of the time, in which a thread runs or is ready to run: from this on it keeps busy."""
 LEAST_PART, MOST_THREADS = 0.02, 256
-"""Of what all threads ran, at most half of what the busiest did: those that ran less are no busy ones. Of these as many
+"""Of what all threads ran, at most a quarter of what the busiest did: others are not busy. Of these as many
 count as a process writes.
 """
 MOST = 1 << 63
@@ -196,7 +196,7 @@ def _busy_cpus(threads: Iterable[Mapping[str, Any]]) -> int:
     Lists of CPUs are read one by one, as each may name thousands.
     """
     seconds = sorted(((_growth(each["seconds"]), each["cpus"]) for each in threads), reverse=True, key=itemgetter(0))
-    least = min(LEAST_PART * sum(spent for spent, _ in seconds), seconds[0][0] / 2) if seconds else 0.0
+    least = min(LEAST_PART * sum(spent for spent, _ in seconds), seconds[0][0] / 4) if seconds else 0.0
     found: set[int] = set()
     for cpus in {cpus for spent, cpus in seconds[:MOST_THREADS] if spent > least}:
         found |= parse_cpulist(cpus)

@@ -48,7 +48,7 @@ def remove_shared_memory(
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
     time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by name, for
-    `seconds` (None: SEARCH_SECONDS) and as long as it takes to remove files of this user's. Whatever others make there,
+    `seconds`; None: SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others make there,
     the files of the usual names are removed.
     """
     if not pids:
@@ -63,7 +63,7 @@ def remove_shared_memory(
                 entries,
                 frozenset(map(str, pids)),
                 since,
-                seconds=SEARCH_SECONDS if seconds is None else seconds,
+                seconds=seconds,
                 place=place,
             )
     except OSError:
@@ -95,7 +95,7 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
 
 
 class SharedMemorySearches:
-    """Looks through /dev/shm while a launch goes on, which together take no more than a second of others' names."""
+    """Looks through /dev/shm while a launch goes on, which together take no more than a second."""
 
     def __init__(self) -> None:
         self._seconds = SEARCHES_SECONDS
@@ -111,11 +111,11 @@ class SharedMemorySearches:
 
 
 def _search(
-    entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, seconds: float, place: int
+    entries: Iterable[os.DirEntry[str]], owners: frozenset[str], since: float, *, seconds: float | None, place: int
 ) -> bool:
     """Whether all entries were looked at. Effect: removes those of the owners that no process uses any more."""
     user = str(os.getuid())
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (SEARCH_SECONDS if seconds is None else seconds)
     for number, entry in enumerate(entries, 1):
         owner, mark, rest = entry.name.partition(":")
         if not mark:
@@ -127,7 +127,7 @@ def _search(
         begun = time.monotonic()
         if begun > deadline:
             return False
-        if named and _remove_unused(entry.name, since, folder=place):
+        if named and _remove_unused(entry.name, since, folder=place) and seconds is None:
             deadline += time.monotonic() - begun
     return True
 

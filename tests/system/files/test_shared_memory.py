@@ -295,7 +295,6 @@ def test_a_process_removes_the_names_of_what_it_has_mapped_alone(folder, monkeyp
 
 def test_looks_while_a_launch_goes_on_find_any_name_for_a_limited_time(folder, monkeypatch):
     """The supervisor may be killed before the end: what it has seen end then is known to no other process."""
-    monkeypatch.setattr(shared_memory, "SHARED_FOLDER", folder)
     for function in (shared_memory.remove_shared_memory, shared_memory.remove_usual_names):
         monkeypatch.setitem(function.__kwdefaults__, "folder", folder)
     searches = shared_memory.SharedMemorySearches()
@@ -303,6 +302,7 @@ def test_looks_while_a_launch_goes_on_find_any_name_for_a_limited_time(folder, m
     path = make(folder, unusual)
     searches.remove(PIDS, since=0)
     assert not os.path.exists(path)
+    assert searches._seconds < shared_memory.SEARCHES_SECONDS
     searches._seconds = 0.0
     path, usual = make(folder, unusual), make(folder)
     searches.remove(PIDS, since=0)
