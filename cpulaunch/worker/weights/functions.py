@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -117,6 +120,18 @@ _replaced: list[tuple[Any, str, Any, Any]] = [
 ]
 """Owner, name, replacement and original of each replaced function."""
 
+
+def _make_scriptable() -> None:
+    """Effect: torch.jit.script takes replaced functions as built in, too, which it knows by their identity."""
+    with suppress(ImportError, AttributeError):
+        register = import_module("torch.jit._builtins")._register_builtin
+        for owner, name, function, _ in _replaced:
+            if owner in (F, torch):
+                register(function, f"aten::{name}")
+
+
+_make_scriptable()
+
 MAX_REPLACED = 64
 """A program may make a class for each model, and each one that is replaced here is kept and costs time at each call."""
 
@@ -159,6 +174,7 @@ os.register_at_fork(after_in_child=_begin_again)
 def replace_forward(kind: type, plain: Callable[..., Any]) -> None:
     """Effect: from the next call on, `forward` of this class of norms is replaced during calls."""
 
+    @wraps(plain)  # torch.jit.script reads the source of what is wrapped.
     def forward(self: nn.Module, *given: Any, **options: Any) -> Any:
         store = _store(given[0]) if len(given) == 1 and not options else None
         if store is not None:

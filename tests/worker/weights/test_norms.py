@@ -276,3 +276,14 @@ def test_a_class_that_inherits_its_forward_still_does_afterwards(monkeypatch: py
     run(ResidentWeights("fp32", TorchSettings()), Model(Inheriting()).eval(), torch.randn(1, WIDTH))
     assert used
     assert "forward" not in vars(Inheriting)
+
+
+@needs_library
+def test_a_norm_is_scripted_during_a_call() -> None:
+    model, weights, x = Model(LlamaLike()).eval(), ResidentWeights("fp32", TorchSettings()), torch.randn(1, WIDTH)
+    plain = LlamaLike.forward
+    run(weights, model, x)
+    with torch.no_grad(), weights.active(model):
+        assert LlamaLike.forward is not plain
+        scripted = torch.jit.script(model.norm)
+    assert torch.equal(scripted(x), model.norm(x))

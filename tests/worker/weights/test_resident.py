@@ -387,6 +387,16 @@ def test_tracing_scripting_and_compiling_see_torchs_own() -> None:
     assert torch.equal(compiled, plain(module, x))
 
 
+def test_layers_are_scripted_during_a_call() -> None:
+    weights, module, x = store("bf16"), model(), torch.randn(2, 8, WIDTH)
+    near(weights, module, x)
+    layers = nn.Linear(WIDTH, WIDTH), nn.Conv1d(8, 8, 3), nn.LayerNorm(WIDTH)
+    with torch.no_grad(), weights.active(module):
+        scripted = [torch.jit.script(layer) for layer in layers]
+    for layer, each in zip(layers, scripted, strict=True):
+        assert torch.equal(each(x), layer(x))
+
+
 def test_sensitive_layers_are_kept_in_a_higher_type(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     events = tmp_path / "events"
     events.touch()
