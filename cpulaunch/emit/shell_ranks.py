@@ -34,8 +34,8 @@ decide() {  # argument: the exit code of the script, unless an earlier failure o
     is_own 2>/dev/null && (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
-stop() {  # argument: exit code
-    launch_stopped=${launch_stopped:-$1}
+stop() {  # argument: exit code, unless a rank has ended the job
+    [ -n "$launch_ended" ] || launch_stopped=${launch_stopped:-$1}
     decide "$1"
     kill $launch_pids 2>/dev/null
 }
@@ -67,12 +67,12 @@ clean() {  # removes no more than is known; a rank may yet make a file
 }
 
 launch_script=$$
-launch_pids= launch_stopped=
+launch_pids= launch_stopped= launch_ended=
 launch_dir=$(mktemp -d) && is_own || exit 125
 trap 'launch_signal=1; stop 129' HUP
 trap 'launch_signal=1; stop 130' INT
 trap 'launch_signal=1; stop 143' TERM
-trap 'launch_signal=1; kill $launch_pids 2>/dev/null' USR1
+trap 'launch_signal=1 launch_ended=1; kill $launch_pids 2>/dev/null' USR1
 
 """
 _WAIT = """

@@ -194,12 +194,22 @@ def test_ranks_end_where_others_exchange_the_folder_after_the_pipe_was_made(
     assert not (started.exists() and alive(int(started.read_text() or 0)))
 
 
-CLEARING = """
-import os, shutil, signal, sys, time
+PIPE_OF_SCRIPT = """
+import contextlib, os, shutil, signal, sys, time
+
+def has_opened_its_pipe(pid):
+    with contextlib.suppress(OSError):
+        if os.readlink(f"/proc/{pid}/fd/9").startswith(FOLDER):
+            return True
+    return pid > 1 and has_opened_its_pipe(int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]))
+
+def wait_for_the_script():
+    while not has_opened_its_pipe(os.getppid()):
+        time.sleep(0.01)  # It announces nothing.
+"""
+CLEARING = f"""{PIPE_OF_SCRIPT}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-while not os.listdir(FOLDER) or not os.path.exists(os.path.join(FOLDER, os.listdir(FOLDER)[0], "alive")):
-    time.sleep(0.01)  # Until the script has made its pipe.
-time.sleep(0.3)  # And has opened it.
+wait_for_the_script()
 shutil.rmtree(FOLDER, ignore_errors=True)
 """
 
@@ -227,6 +237,39 @@ def test_a_signal_decides_the_code_also_where_the_folder_was_cleared(path: str, 
         assert running.stdout.readline() == "cleared\n"
         running.send_signal(signal.SIGTERM)
         assert running.wait(30) == 143
+
+
+FAILING = f"""{PIPE_OF_SCRIPT}
+def clear(*_):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    print("cleared", flush=True)
+
+if os.environ["RANK"] == "0":
+    wait_for_the_script()
+    while not os.path.exists(FOLDER + "/../ready"):
+        time.sleep(0.01)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, clear)
+open(FOLDER + "/../ready", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_a_failure_decides_the_code_also_before_a_signal(path: str, tmp_path: Path, shell: str) -> None:
+    program = shutil.which(shell)
+    assert program is not None
+    (tmp_path / "tmp").mkdir()
+    code = FAILING.replace("FOLDER", repr(str(tmp_path / "tmp")))
+    text = script("--nproc-per-node 2 --master-port 4321", code)
+    environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen([program, "-c", text], env=environ, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "cleared\n"
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(30) == 3
 
 
 EXCHANGE_LATER = """
