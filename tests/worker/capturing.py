@@ -19,6 +19,7 @@ from cpulaunch.worker.features import module_calls as calls
 from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph import cache as modules
 from cpulaunch.worker.graph import eligibility, engines
+from cpulaunch.worker.ledger import presence
 
 PLAIN_CALL: Any = nn.Module.__call__
 
@@ -75,6 +76,7 @@ def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) 
     plain_trials, engines.Trials = engines.Trials, lambda seconds: _trials()
     free, eligibility.FREE_SECONDS = eligibility.FREE_SECONDS, float("inf")
     small, eligibility.SMALL_SECONDS = eligibility.SMALL_SECONDS, float("inf")  # A first call may take any time.
+    absences, presence.MAX_ABSENCES = presence.MAX_ABSENCES, 0  # The wrapper could come back after the test.
     calls.install(settings, measured=measured)
     try:
         with torch.no_grad():
@@ -85,6 +87,7 @@ def installed(folder: Path, settings: TorchSettings, *, measured: bool = False) 
         engines.Trials = plain_trials
         eligibility.FREE_SECONDS = free
         eligibility.SMALL_SECONDS = small
+        presence.MAX_ABSENCES = absences
         os.environ.pop(EVENTS_VARIABLE)
         if before is not None:
             os.environ[EVENTS_VARIABLE] = before

@@ -20,6 +20,7 @@ from cpulaunch.worker.graph.dynamo import hide_from_dynamo
 from cpulaunch.worker.graph.precision import DTYPES, place_of
 from cpulaunch.worker.ledger.chooser import Chooser
 from cpulaunch.worker.ledger.decision import PLAIN
+from cpulaunch.worker.ledger.presence import Presence
 from cpulaunch.worker.reporting.events import report_event
 
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
@@ -55,10 +56,27 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
     """
     original: Any = nn.Module.__call__
     wrapper = CallWrapper(settings, original, first_call, measured=measured)
-    nn.Module.__call__ = _module_call(wrapper, original)
+    replacement = _module_call(wrapper, original)
+    nn.Module.__call__ = replacement
+    if measured and not settings.inference_mode:
+        wrapper.chooser.presence = Presence(_exchange(replacement, original), _exchange(original, replacement))
     for name, detail in _details(settings, wrapper.modes):
         report_event("applied", setting=name, detail=detail)
     return "applies to top-level module calls"
+
+
+def _exchange(old: Any, new: Any) -> Callable[[], bool]:
+    """A function that lets `new` be nn.Module.__call__ in place of `old`, and returns whether it is.
+
+    What the program has put there stays, as it may put back later what was there before.
+    """
+
+    def exchange() -> bool:
+        if nn.Module.__call__ is old:
+            nn.Module.__call__ = new
+        return nn.Module.__call__ is new
+
+    return exchange
 
 
 def _module_call(wrapper: CallWrapper, original: Any) -> Any:
@@ -198,6 +216,8 @@ class CallWrapper:
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a top-level call, or of a call inside a module that could not be captured."""
         if _must_run_unwrapped(module):
+            if self.chooser.presence is not None and _is_compiled(module):
+                self.chooser.presence.see_other()  # torch.compile may compile it again where the wrapper is not there.
             return self._original(module, *args, **kwargs)
         if self.state.inside:
             return self.modes.run_submodule(module, args, kwargs)
@@ -227,6 +247,8 @@ class CallWrapper:
         trial = None if self._layout is None or is_backward else self._layout.trial(module)
         if trial is None:
             return run(module, args, kwargs)
+        if self.chooser.presence is not None:
+            self.chooser.presence.see_other()
         if trial.has_ended:
             return trial.converted(module, args, kwargs, lambda: run(module, args, kwargs))
         run = run if is_checkpoint else self._in_trial
@@ -252,6 +274,9 @@ class CallWrapper:
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
             self._report_unreadable(module, error)
             return self.modes.run_as_is(module, args, kwargs)
+        presence = self.chooser.presence
+        if presence is not None:
+            presence.look(started) if turn is not None and self.chooser.is_plain(turn) else presence.see_other()
         if turn is None:
             return self._unmeasured(unmeasured, module, args, kwargs)
         mode, modes, cost = turn.mode, self.modes, 0.0
@@ -321,7 +346,11 @@ def _must_run_unwrapped(module: nn.Module) -> bool:
         return True
     if _dispatch_modes() or _transforms() is not None or getattr(forward_ad, "_current_level", -1) >= 0:
         return True
-    if isinstance(module, torch.jit.ScriptModule) or getattr(module, "_compiled_call_impl", None) is not None:
+    return isinstance(module, torch.jit.ScriptModule) or _is_compiled(module)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile handles the call."""
+    if getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule":
         return True
-    callback = _eval_frame_callback()
-    return bool(callback) or type(module).__name__ == "OptimizedModule"
+    return bool(_eval_frame_callback())

@@ -15,6 +15,7 @@ from torch import nn
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.ledger.family import ModuleFamilies
 from cpulaunch.worker.ledger.module_ledger import Flags, ModuleEntry
+from cpulaunch.worker.ledger.presence import Presence
 from cpulaunch.worker.ledger.runs import (
     FIRST_RUN,
     FIRST_SLACK,
@@ -49,9 +50,9 @@ class Chooser:
     `candidates`: the modes possible for a module at the moment, the one expected to be best first; it is used always
     unless `measured`. `retire` is called with a module and the modes that have lost, and returns those that are over
     for the module. `runs`: for modules by training mode and gradients, their plain calls that need not be measured: a
-    program that alternates between them, as to act and to learn, is not measured for ever. `is_guarded`: whether the
-    wrapper of calls must see these too, so that they are in no run that it counts down by itself. `place_of`: what else
-    decides about the modes possible for a module, its device first.
+    program that alternates between them, as to act and to learn, is not measured for ever. `presence` counts them.
+    `is_guarded`: whether the wrapper of calls must see these too, so that they are in no run that it counts down by
+    itself. `place_of`: what else decides about the modes possible for a module, its device first.
 
     A call in eval mode is measured by its duration, a call in training by the time until the next one, which includes
     the backward pass and the optimizer. In a job of several ranks, each rank chooses for itself, and they share what
@@ -74,6 +75,7 @@ class Chooser:
         self._entries: dict[int, ModuleEntry] = {}
         self.runs: dict[Key, UnmeasuredRun] = {}
         self._other_runs: dict[Key, dict[tuple[str, bool], UnmeasuredRun]] = {}
+        self.presence: Presence | None = None
         self._families = ModuleFamilies()
         self._numbers = Random(0)
         self._lock = threading.RLock()
@@ -156,6 +158,13 @@ class Chooser:
         The next one is plain: where all calls end so, as if a part stops them early, no duration could choose a mode.
         """
         turn.entry.step, turn.entry.has_failed = None, True
+
+    def is_plain(self, turn: Turn) -> bool:
+        """Whether plain is chosen for such calls, or the only mode."""
+        decision = turn.entry.ledger.decisions.get(turn.signature)
+        if turn.signature is None or decision is None:
+            return turn.mode == PLAIN
+        return turn.mode == decision.chosen == PLAIN and not decision.is_sampling
 
     def seconds(self, module: nn.Module) -> float:
         """The duration of the module's calls so far; those that were not measured count as typical ones."""
@@ -330,6 +339,8 @@ class Chooser:
         run = self.runs.pop((entry.address, *flags), None)
         if run is None:
             return
+        if self.presence is not None:
+            self.presence.count(run.size - max(run.left, 0), entry.parts())
         if run.chosen is None:
             entry.retry = entry.retry if run.left > 0 else now
             return

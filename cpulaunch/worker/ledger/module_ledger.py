@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterable
+from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ RECENT_SECONDS = 10.0
 
 OTHER_PLACE_SECONDS = 10.0
 """Seconds for which plain calls of a module are looked at because calls in another place have had a choice of modes."""
+
+MAX_PARTS = 1000
+"""Modules in one module that are counted."""
 
 Flags = tuple[bool, bool, tuple[str, bool]]
 """Whether the module is in training mode, and gradients are enabled; and the module's place."""
@@ -226,7 +230,7 @@ class ModuleEntry:
 
     __slots__ = (
         *("address", "called", "has_failed", "has_family", "ledger", "modes", "module", "name", "other_slack"),
-        *("reports", "retry", "run_size", "signatures", "slack", "step", "to_measure"),
+        *("_parts", "reports", "retry", "run_size", "signatures", "slack", "step", "to_measure"),
     )
 
     def __init__(self, module: nn.Module) -> None:
@@ -245,6 +249,14 @@ class ModuleEntry:
         self.slack = self.other_slack = FIRST_SLACK
         self.to_measure = 0
         self.reports = 0
+        self._parts = 0
+
+    def parts(self) -> int:
+        """The number of modules of which this one consists, itself included; MAX_PARTS if there are more."""
+        if not self._parts:
+            module = self.module()
+            self._parts = 1 if module is None else sum(1 for _ in islice(module.modules(), MAX_PARTS))
+        return self._parts
 
     def has_others(self, flags: Flags, now: float) -> bool:
         """Whether the module, on the same device, is also called in a place where it has a choice of modes."""

@@ -1,0 +1,98 @@
+"""When the wrapper of calls is taken away for a while: where all calls run plain, and are so short that it shows.
+
+A wrapper costs each call of a module, also of parts of a model, what a Python function costs: up to a tenth of a call
+of a few microseconds. No other mode has paid for any of these calls; a program may change, so the wrapper comes back.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import time
+import weakref
+from collections.abc import Callable
+
+PASS_SECONDS = 0.6e-6
+"""What the wrapper costs a call that it only counts, and each call of a part in it. Measured on EPYC, Zen 4."""
+
+SHARE = 0.01
+"""Share of the time that the wrapper takes, from which on it is taken away."""
+
+WINDOW_SECONDS, FIRST_WINDOWS, LAST_WINDOWS = 0.25, 8, 4096
+"""So many windows in turn must have been of plain calls alone: twice as many each time that others come later."""
+
+FIRST_ABSENCE, GROWTH, LAST_ABSENCE = 1.0, 1.1, 600.0
+"""Seconds of an absence. With this growth, calls that could be faster wait for a tenth of a program's time at most."""
+
+MAX_ABSENCES = 400
+"""CPython 3.13 looks up attributes of a class more slowly once the class has changed 1,000 times."""
+
+
+class Presence:
+    """Whether the wrapper is there. `take` removes it, `put` brings it back, and each returns whether it did.
+
+    The time in `look` is that of the caller's clock, in seconds.
+    """
+
+    def __init__(self, take: Callable[[], bool], put: Callable[[], bool]) -> None:
+        self._take, self._put = take, put
+        self._passes, self._since, self._has_others = 0, 0.0, True
+        self._windows, self._needed = 0, FIRST_WINDOWS
+        self._absences, self._is_away = 0, False
+        self._seconds = FIRST_ABSENCE
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _return(reference))
+
+    def count(self, calls: int, parts: int) -> None:
+        """Effect: counts plain calls of a module with so many parts, itself included."""
+        self._passes += calls * parts
+
+    def see_other(self) -> None:
+        """Effect: notes a call for which the wrapper must be there."""
+        self._has_others = True
+
+    def look(self, now: float) -> None:
+        """Effect: takes the wrapper away if it is time; called at plain calls that are looked at."""
+        elapsed = now - self._since
+        if elapsed < WINDOW_SECONDS:
+            return
+        is_costly = not self._has_others and self._passes * PASS_SECONDS > SHARE * elapsed
+        if self._has_others and self._windows >= FIRST_WINDOWS:
+            self._needed = min(2 * self._needed, LAST_WINDOWS)
+        self._windows = self._windows + 1 if is_costly else 0
+        self._passes, self._since, self._has_others = 0, now, False
+        if self._windows >= self._needed and self._absences < MAX_ABSENCES and _has_threads() and self._take():
+            self._absences += 1
+            self._is_away, self._windows = True, self._needed - 1
+            try:
+                _thread.start_new_thread(self._wait, (self._seconds,))
+            except RuntimeError:  # The system allows no more threads.
+                self.come_back()
+            self._seconds = min(GROWTH * self._seconds, LAST_ABSENCE)
+
+    def come_back(self) -> bool:
+        """Whether the wrapper is there. Effect: brings it back."""
+        if self._is_away and self._put():
+            self._is_away = False
+        return not self._is_away
+
+    def _wait(self, seconds: float) -> None:
+        while True:
+            time.sleep(seconds)  # There is nothing to wait for: calls are to be looked at again some time.
+            if self.come_back():
+                return
+
+
+def _has_threads() -> bool:
+    """Whether the process has other threads anyway: Python warns of a fork beside threads."""
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return False
+
+
+def _return(reference: weakref.ref[Presence]) -> None:
+    """Effect: in a forked child, which has none of the other threads, the wrapper is there."""
+    presence = reference()
+    if presence is not None:
+        presence.come_back()
