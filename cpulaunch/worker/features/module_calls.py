@@ -58,7 +58,7 @@ def install(settings: TorchSettings, *, first_call: Callable[[], None] | None = 
     wrapper = CallWrapper(settings, original, first_call, measured=measured)
     replacement = _module_call(wrapper, original)
     nn.Module.__call__ = replacement
-    if measured and not settings.inference_mode:
+    if measured and not settings.inference_mode and settings.precision not in DTYPES:
         wrapper.chooser.presence = Presence(_exchange(replacement, original), _exchange(original, replacement))
     for name, detail in _details(settings, wrapper.modes):
         report_event("applied", setting=name, detail=detail)
@@ -244,11 +244,13 @@ class CallWrapper:
         is_checkpoint = _saved_hooks(True) is not None  # It saves the same tensors when it computes the call again.
         run = self.modes.run_as_is if is_checkpoint else self._measured
         is_backward = _graph_task() != -1  # A checkpoint computes again what was in another call, or had its trial.
-        trial = None if self._layout is None or is_backward else self._layout.trial(module)
+        # A call that began while the wrapper was away may run in another thread, and a trial moves weights.
+        was_away = self.chooser.presence is not None and self.chooser.presence.absences > 0
+        trial = None if self._layout is None or is_backward or was_away else self._layout.trial(module)
         if trial is None:
             return run(module, args, kwargs)
         if self.chooser.presence is not None:
-            self.chooser.presence.see_other()
+            self.chooser.presence.stay()
         if trial.has_ended:
             return trial.converted(module, args, kwargs, lambda: run(module, args, kwargs))
         run = run if is_checkpoint else self._in_trial
@@ -274,9 +276,8 @@ class CallWrapper:
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
             self._report_unreadable(module, error)
             return self.modes.run_as_is(module, args, kwargs)
-        presence = self.chooser.presence
-        if presence is not None:
-            presence.look(started) if turn is not None and self.chooser.is_plain(turn) else presence.see_other()
+        if self.chooser.presence is not None:
+            self.chooser.tell(self.chooser.presence, turn, unmeasured, started)
         if turn is None:
             return self._unmeasured(unmeasured, module, args, kwargs)
         mode, modes, cost = turn.mode, self.modes, 0.0

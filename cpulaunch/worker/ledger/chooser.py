@@ -159,12 +159,17 @@ class Chooser:
         """
         turn.entry.step, turn.entry.has_failed = None, True
 
-    def is_plain(self, turn: Turn) -> bool:
-        """Whether plain is chosen for such calls, or the only mode."""
-        decision = turn.entry.ledger.decisions.get(turn.signature)
-        if turn.signature is None or decision is None:
-            return turn.mode == PLAIN
-        return turn.mode == decision.chosen == PLAIN and not decision.is_sampling
+    def tell(self, presence: Presence, turn: Turn | None, unmeasured: str | None, now: float) -> None:
+        """Effect: tells what a call is: plain for good, in another mode that has been chosen, or neither."""
+        decision = None if turn is None else turn.entry.ledger.decisions.get(turn.signature)
+        mode = unmeasured if turn is None else turn.mode
+        is_chosen = turn is None or decision is None or (decision.chosen == mode and not decision.is_sampling)
+        if turn is not None and mode == PLAIN and is_chosen:
+            presence.look(now)
+        elif mode not in (None, PLAIN) and is_chosen:
+            presence.stay()
+        else:
+            presence.see_other()
 
     def seconds(self, module: nn.Module) -> float:
         """The duration of the module's calls so far; those that were not measured count as typical ones."""

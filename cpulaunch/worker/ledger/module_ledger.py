@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from itertools import islice
 from random import Random
 from typing import TYPE_CHECKING
@@ -253,9 +254,11 @@ class ModuleEntry:
 
     def parts(self) -> int:
         """The number of modules of which this one consists, itself included; MAX_PARTS if there are more."""
-        if not self._parts:
-            module = self.module()
-            self._parts = 1 if module is None else sum(1 for _ in islice(module.modules(), MAX_PARTS))
+        module = self.module()
+        if not self._parts and module is not None:
+            self._parts = 1
+            with suppress(Exception):  # A class may override it.
+                self._parts = sum(1 for _ in islice(module.modules(), MAX_PARTS))
         return self._parts
 
     def has_others(self, flags: Flags, now: float) -> bool:
