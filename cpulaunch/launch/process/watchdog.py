@@ -15,10 +15,11 @@ from cpulaunch.system.process_state import (
     STATE,
     THREADS,
     all_threads_ended,
+    hides_status,
     process_ids,
     stat_fields,
 )
-from cpulaunch.system.signals import SIGINT
+from cpulaunch.system.signals import SIGINT, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class FailureWatch:
         self.sees_hidden_end = bool(hidden)
         seen = [pid for pid in children if not (answers and pid in hidden)]
         for launcher in children if self._of_launchers else ():
-            seen += self._unseen_by(launcher)
+            seen += filter(self._leads_its_group, self._unseen_by(launcher))
         failures = {pid: code for pid in seen if (code := self._failure_of(pid))}
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in failures}
         return next((failures[pid] for pid, looks in self._looks.items() if looks > self._most), None)
@@ -108,20 +109,26 @@ class FailureWatch:
             return False
         return not is_shown and all_threads_ended(pid, proc=self._proc)
 
+    def _leads_its_group(self, pid: int) -> bool:
+        """Whether the process can be a rank: torch's agent starts each in a session, whose group it cannot leave."""
+        try:
+            return int(stat_fields(f"{self._proc}/{pid}")[GROUP]) == pid
+        except (OSError, IndexError, ValueError):
+            return False
+
     def _failure_of(self, pid: int) -> int | None:
-        """How an unreaped worker failed, which leads its own group; None if it has not ended, or well.
+        """How an unreaped process failed, of whatever group; None if it has not ended, or well.
 
         One that a process traces is not the supervisor's to reap.
         """
+        folder = f"{self._proc}/{pid}"
         try:
-            fields = stat_fields(f"{self._proc}/{pid}")
-            if fields[STATE] != b"Z" or int(fields[GROUP]) != pid:
+            fields = stat_fields(folder)
+            if fields[STATE] != b"Z" or (int(fields[THREADS]) > 1 and not self._is_hidden(pid)):
                 return None
-            if int(fields[THREADS]) > 1 and not self._is_hidden(pid):
+            if b"\nTracerPid:\t0\n" not in read_proc(f"{folder}/status"):
                 return None
-            if b"\nTracerPid:\t0\n" not in read_proc(f"{self._proc}/{pid}/status"):
-                return None
-            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
+            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or (-SIGKILL if hides_status(folder) else None)
         except (OSError, IndexError, ValueError, OverflowError):
             return None
 

@@ -226,7 +226,6 @@ def test_a_failure_that_is_not_noticed_is_one_after_the_grace_period(proc, statu
         {"status": 1 << 80},
         {"tracer": 77},
         {"threads": 2},
-        {"group": 31},  # An orphan: the supervisor ends no launch because of it.
     ],
     ids=str,
 )
@@ -234,6 +233,20 @@ def test_what_is_no_failure_of_a_worker_is_never_one(proc, state):
     folder, worker = proc
     worker(**state)
     assert looks(folder, 6) == [None] * 6
+
+
+def test_a_worker_that_joins_another_group_fails_like_others(proc):
+    folder, worker = proc
+    worker(group=31)
+    assert looks(folder, 4) == [None, None, 3, 3]
+
+
+def test_a_worker_that_may_not_be_inspected_counts_as_killed(proc, monkeypatch):
+    """For one that became a setuid program the kernel shows 0, however it ended."""
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog.hides_status", lambda path: True)
+    folder, worker = proc
+    worker(status=0)
+    assert looks(folder, 4) == [None, None, -9, -9]
 
 
 def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
@@ -246,10 +259,18 @@ def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
         assert watch.failure() is None
 
 
-@pytest.mark.parametrize(("state", "of_launchers", "code"), [("t", True, 3), ("S", True, None), ("t", False, None)])
-def test_the_failure_of_a_rank_is_missed_while_its_launcher_is_traced(proc, state, of_launchers, code):
+@pytest.mark.parametrize(
+    ("state", "of_launchers", "group", "code"),
+    [
+        ("t", True, WORKER, 3),
+        ("S", True, WORKER, None),
+        ("t", False, WORKER, None),
+        ("t", True, SUPERVISOR + 500, None),  # A process of the agent's own: each rank leads a session.
+    ],
+)
+def test_the_failure_of_a_rank_is_missed_while_its_launcher_is_traced(proc, state, of_launchers, group, code):
     folder, worker = proc
-    worker()
+    worker(group=group)
     agent = SUPERVISOR + 500
     for parent, child in ((SUPERVISOR, agent), (agent, WORKER)):
         (folder / f"{parent}/task/{parent}").mkdir(parents=True, exist_ok=True)
