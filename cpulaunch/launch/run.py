@@ -125,6 +125,7 @@ def _launch_supervised(
             inherited=link.inherited,
             grace_seconds=grace_seconds,
             control=link.control,
+            guards=link.guards,
             memory_events=memory_events,
             notify=notify,
             watch=None if directory is None else _watch(plan, directory, notify=notify),

@@ -38,16 +38,33 @@ def _prefix(proc: str) -> str:
 
 def _own_cgroup(proc: str, mounts: tuple[str, ...]) -> str | None:
     """The directory of this process's own cgroup of version 2, if it may move processes and make cgroups there."""
-    lines = _read(f"{proc}/self/cgroup").split("\n")
-    name = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if name is None or "/.." in name:
-        return None
-    for mount in mounts:
-        path = f"{mount}{name.rstrip('/')}"
+    for path in _cgroup_paths("self", proc, mounts):
         if os.access(f"{path}/cgroup.procs", os.W_OK) and os.access(path, os.W_OK | os.X_OK):
             # In a container the same name may stand for another cgroup, that of the host.
             return path if str(os.getpid()) in _read(f"{path}/cgroup.procs").split() else None
     return None
+
+
+def _cgroup_paths(process: int | str, proc: str, mounts: tuple[str, ...]) -> list[str]:
+    """Where the directory of the process's cgroup of version 2 can be; none if that is outside this namespace's."""
+    lines = _read(f"{proc}/{process}/cgroup").split("\n")
+    name = next((line[3:] for line in lines if line.startswith("0::")), None)
+    if name is None or "/.." in name:
+        return []
+    return [f"{mount}{name.rstrip('/')}" for mount in mounts]
+
+
+def is_frozen(pid: int, proc: str = "/proc", mounts: tuple[str, ...] = MOUNTS) -> bool:
+    """Whether the process's cgroup, or one above it, is to be frozen.
+
+    Not whether it is, as another process there may delay that. Source: cgroup-v2.rst, cgroup.freeze.
+    """
+    for path, mount in zip(_cgroup_paths(pid, proc, mounts), mounts, strict=False):
+        while len(path) > len(mount):
+            if _read(f"{path}/cgroup.freeze").strip() == "1":
+                return True
+            path = os.path.dirname(path)
+    return False
 
 
 def make_cgroup(path: str) -> int | None:

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process in /proc/PID/stat, whose name there may hold any character, even ")"."""
+"""What the kernel tells of a process in /proc/PID, where its name may hold any character, even ")"."""
 
 from __future__ import annotations
 
@@ -81,6 +81,18 @@ def hides_status(path: str) -> bool:
     return False
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; False if that is unknown.
+
+    Read as bytes, as its name may be any. Source: proc_pid_status(5).
+    """
+    try:
+        caught = read_proc(f"/proc/{pid}/status").partition(b"\nSigCgt:")[2].split()[0]
+        return bool(int(caught, 16) >> (number - 1) & 1)
+    except (OSError, IndexError, ValueError):
+        return False
+
+
 def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
     """Whether every thread of a process has ended, though the process may be unreaped; False if that is unknown.
 
@@ -127,10 +139,17 @@ def _waits_in_exit(pid: int, *, most: int = MAX_NAMESPACES) -> bool:
     return bool(children) and all(all_threads_ended(each) or _waits_in_exit(each, most=most - 1) for each in children)
 
 
-def _pidfd_shows_end(pid: int) -> bool:
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor of the process; None where there is none: before Linux 5.3, in a sandbox, without a free one."""
     try:
-        pidfd = os.pidfd_open(pid)
-    except (AttributeError, OSError):
+        return os.pidfd_open(pid) if hasattr(os, "pidfd_open") else None
+    except OSError:
+        return None
+
+
+def _pidfd_shows_end(pid: int) -> bool:
+    pidfd = open_pidfd(pid)
+    if pidfd is None:
         return False
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -214,6 +214,7 @@ def _supervised(
             inherited=link.inherited,
             grace_seconds=grace_seconds,
             control=link.control,
+            guards=link.guards,
             memory_events=memory_events,
             ending_signals=ending,
             cgroup=link.cgroup,

@@ -9,7 +9,7 @@ import time
 
 from cpulaunch.launch.process.processes import ExitedChild, ended_child, is_child, traced_status
 from cpulaunch.system.libc import private_pipe, signal_descriptor
-from cpulaunch.system.process_state import all_threads_ended, has_ended_traced
+from cpulaunch.system.process_state import all_threads_ended, has_ended_traced, open_pidfd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ChildWatch:
         self._all = kept.union(*self._in_order)
         self._end = select.poll()
         self._poll: select.poll | None = None
-        pidfd, arrivals = _child_descriptor(child), signal_descriptor(self._all)
+        pidfd, arrivals = open_pidfd(child), signal_descriptor(self._all)
         if pidfd is not None and arrivals is not None:
             self._end.register(pidfd, select.POLLIN)
             self._poll = select.poll()
@@ -107,21 +107,13 @@ class ChildWatch:
         return number
 
 
-def _child_descriptor(child: int) -> int | None:
-    """The child's pidfd; None where there is none: before Linux 5.3, in a sandbox, without a free descriptor."""
-    try:
-        return os.pidfd_open(child) if hasattr(os, "pidfd_open") else None
-    except OSError:
-        return None
-
-
 def wait_for_exit(pid: int) -> int | None:
     """The exit code of a child, or minus the signal that killed it, once it has ended, traced or not.
 
     None if another thread has reaped it. Leaves it unreaped, so that its pid still names it alone; effect: reaps it
     where the system has no waitid(2).
     """
-    pidfd = _child_descriptor(pid)
+    pidfd = open_pidfd(pid)
     if pidfd is None:
         return _waited_status(pid)
     end = select.poll()

@@ -20,10 +20,11 @@ from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
 from cpulaunch.launch.process.processes import (
-    continue_parent,
+    continue_guards,
     kill_children,
     own_children,
     signal_process,
+    this_guard,
     traced_status,
 )
 from cpulaunch.launch.process.replace import flush_standard_streams
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from cpulaunch.launch.process.bind import Notify
+    from cpulaunch.launch.process.processes import Guards
 
 ABANDONED_SECONDS = 5.0
 """How long a supervisor may take to end once the outer guard is gone, after which it kills all workers at once."""
@@ -65,6 +67,7 @@ class GuardLink:
     """
 
     control: int
+    guards: Guards
     inherited: Inherited
     cgroup: LaunchCgroup | None = None
     adopts_orphans: bool = False
@@ -114,12 +117,13 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         adopt_orphans()
     remains = _Remains(directory=directory, cgroup=choose_cgroup(), logs=logs)
     read, write = private_pipe()
-    parent = os.getpid()
+    guards: Guards = (this_guard(remains.cgroup),)
     child = _fork()
     if child:
-        guards = 2 if earlier_children else 1
         watched = asks and is_linux()
-        failures = FailureWatch(child, guards=guards, grace_seconds=grace_seconds, of_launchers=of_launchers)
+        failures = FailureWatch(
+            child, guards=2 if earlier_children else 1, grace_seconds=grace_seconds, of_launchers=of_launchers
+        )
         watchdog = Watchdog(
             write,
             unread=read,
@@ -142,14 +146,17 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         os._exit(watchdog.exit_code or _exit_code(code))
     os.close(write)
     if earlier_children and is_linux():
-        parent = _enter_adopting_guard(parent, read, remains, notify)
-    cgroup = _enter_inner_guard(parent, read, remains, notify) if is_linux() else None
+        guards = _enter_adopting_guard(guards, read, remains, notify)
+    cgroup = None
+    if is_linux():
+        guards, cgroup = _enter_inner_guard(guards, read, remains, notify)
     os.setpgid(0, 0)
     adopts = adopt_orphans()
     if is_linux() and not (adopts or cgroup):
         notify("warning: prctl is refused here: processes that leave their worker's process group may outlive this run")
     return GuardLink(
         control=read,
+        guards=guards,
         inherited=Inherited(signal_mask=mask, descriptor_limit=descriptor_limit),
         cgroup=cgroup,
         adopts_orphans=adopts,
@@ -174,42 +181,44 @@ def _fork() -> int:
         raise fork_error(error) from None
 
 
-def _enter_adopting_guard(parent: int, control: int, remains: _Remains, notify: Notify) -> int:
-    """The pid of the calling process, which becomes a guard that only waits; only its child returns.
+def _enter_adopting_guard(guards: Guards, control: int, remains: _Remains, notify: Notify) -> Guards:
+    """The guards, with the calling process, which becomes one that only waits; only its child returns.
 
     Raises: LaunchError.
     """
     os.setpgid(0, 0)
     adopt_orphans()
-    own = os.getpid()
+    own = this_guard(remains.cgroup)
     child = _fork()
     if child:
         os.close(control)
-        _guard(child, parent, remains, notify)
-    return own
+        _guard(child, guards, remains, notify)
+    return (*guards, own)
 
 
-def _guard(child: int, parent: int, remains: _Remains, notify: Notify) -> NoReturn:
+def _guard(child: int, above: Guards, remains: _Remains, notify: Notify) -> NoReturn:
     """Effect: this process waits until its child ends, ends everything, and ends with the child's exit code.
 
-    If its parent ends first, the child has some seconds to end. If a worker has stopped the parent, be it by a trace
-    that ended with the tracer, it goes on.
+    If its parent ends first, the child has some seconds to end. If a worker has stopped a guard `above`, be it by a
+    trace that ended with the tracer, it goes on.
     Raises: OSError, after it has ended everything: a worker may take away its descriptors (prlimit).
     """
     try:
-        code = _wait_for(child, parent, remains)
+        code = _wait_for(child, above[-1].pid, remains)
     finally:
         try:
             _end_and_remove(remains)
         finally:
-            continue_parent(parent)
+            continue_guards(above)
     if code < 0:
         notify(_killed_text(code))
     os._exit(_exit_code(code))
 
 
-def _enter_inner_guard(parent: int, control: int, remains: _Remains, notify: Notify) -> LaunchCgroup | None:
-    """The cgroup that the supervisor is in, if any; only the supervisor, the child of this process, returns.
+def _enter_inner_guard(
+    guards: Guards, control: int, remains: _Remains, notify: Notify
+) -> tuple[Guards, LaunchCgroup | None]:
+    """All guards, and the cgroup that the supervisor is in, if any; only it, the child of this process, returns.
 
     Effect: makes the cgroup. The calling process becomes the inner guard, and ends with the supervisor's exit code.
     Raises: LaunchError, with no cgroup left.
@@ -218,6 +227,7 @@ def _enter_inner_guard(parent: int, control: int, remains: _Remains, notify: Not
     adopt_orphans()
     lock = None if remains.cgroup is None else make_cgroup(remains.cgroup)
     path = None if lock is None else remains.cgroup
+    own = this_guard(remains.cgroup)
     moved, write = os.pipe()
     try:
         supervisor = _fork()
@@ -226,7 +236,7 @@ def _enter_inner_guard(parent: int, control: int, remains: _Remains, notify: Not
         raise
     if supervisor == 0:
         os.close(write)
-        return None if path is None else LaunchCgroup(path, moved=moved)
+        return (*guards, own), None if path is None else LaunchCgroup(path, moved=moved)
     os.close(control)
     os.close(moved)
     if path is not None:
@@ -234,7 +244,7 @@ def _enter_inner_guard(parent: int, control: int, remains: _Remains, notify: Not
             _tell_moved(write)
         remove_leftovers(path)
     os.close(write)
-    _guard(supervisor, parent, remains, notify)
+    _guard(supervisor, guards, remains, notify)
 
 
 def _tell_moved(write: int) -> None:

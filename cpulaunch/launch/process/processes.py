@@ -8,10 +8,23 @@ import time
 
 from cpulaunch.launch.process.descendants import kill_descendants, signal_descendants
 from cpulaunch.records.record import record
+from cpulaunch.system.control_group import is_frozen, move_to_cgroup
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.files.shared_memory import remove_shared_memory, remove_usual_names, started_at
 from cpulaunch.system.libc import is_linux
-from cpulaunch.system.process_state import EXIT_CODE, PARENT, children_of, has_ended_traced, process_ids, stat_field
+from cpulaunch.system.process_state import (
+    EXIT_CODE,
+    PARENT,
+    children_of,
+    has_ended_traced,
+    open_pidfd,
+    process_ids,
+    stat_field,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
 
 PAUSES, PAUSE_SECONDS = 50, 0.002
 """How long to wait for killed children before looking for others.
@@ -249,10 +262,44 @@ def is_refused(pid: int) -> bool:
     return False
 
 
-def continue_parent(pid: int) -> None:
-    """Effect: the process goes on, if it is this one's parent still, as its pid may be another's by now."""
-    if os.getppid() == pid:
-        signal_process(pid, signal.SIGCONT)
+@record
+class GuardProcess:
+    """A guard, as those below it know it. `cgroup`: where it belongs, if it can be moved there."""
+
+    pid: int
+    pidfd: int | None
+    cgroup: str | None
+
+
+Guards: TypeAlias = tuple[GuardProcess, ...]
+"""From above: each is the parent of the next one."""
+
+
+def this_guard(cgroup: str | None) -> GuardProcess:
+    """This process, in the cgroup above that of the launch."""
+    own = os.getpid()
+    return GuardProcess(pid=own, pidfd=open_pidfd(own), cgroup=None if cgroup is None else os.path.dirname(cgroup))
+
+
+def continue_guards(guards: Guards) -> None:
+    """Effect: the lowest guard goes on, this process's parent, or, if that was killed, all guards above.
+
+    A worker may have stopped or frozen them.
+    """
+    for guard in guards[-1:] if guards and os.getppid() == guards[-1].pid else guards:
+        if _continue(guard) and guard.cgroup is not None and is_frozen(guard.pid):
+            move_to_cgroup(guard.cgroup, guard.pid)
+
+
+def _continue(guard: GuardProcess) -> bool:
+    """Whether the guard was there. Effect: it goes on, if it was stopped."""
+    if guard.pidfd is None:  # Its pid may be another's by now, unless it is this one's parent.
+        return os.getppid() == guard.pid and signal_process(guard.pid, signal.SIGCONT)
+    try:
+        signal.pidfd_send_signal(guard.pidfd, signal.SIGCONT)
+    except OSError:
+        return False
+    return True
 
 
 def continue_stopped(child: int, *, paused: bool) -> None:
@@ -312,18 +359,6 @@ def _has_living_members(group: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal; False if that is unknown.
-
-    Read as bytes, as its name may be any. Source: proc_pid_status(5).
-    """
-    try:
-        caught = read_proc(f"/proc/{pid}/status").partition(b"\nSigCgt:")[2].split()[0]
-        return bool(int(caught, 16) >> (number - 1) & 1)
-    except (OSError, IndexError, ValueError):
-        return False
 
 
 def signal_group(group: int, number: int) -> None:

@@ -164,6 +164,7 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
         inherited=link.inherited,
         grace_seconds=run.plan.launch.grace_seconds,
         control=link.control,
+        guards=link.guards,
         memory_events=run.memory_events,
         ending_signals=ending_signals(run.job.signals),
         cgroup=link.cgroup,

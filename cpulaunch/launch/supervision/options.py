@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from cpulaunch.launch.monitor.watch import Watch
     from cpulaunch.launch.process.bind import Notify
+    from cpulaunch.launch.process.processes import Guards
     from cpulaunch.launch.process.spawn import Inherited
     from cpulaunch.system.control_group import LaunchCgroup
 
@@ -27,6 +28,7 @@ class SupervisorOptions:
     inherited: Inherited
     grace_seconds: float
     control: int
+    guards: Guards = ()
     memory_events: str | None = None
     watch: Watch | None = None
     ending_signals: frozenset[int] = ENDING

@@ -15,8 +15,7 @@ from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
-    catches,
-    continue_parent,
+    continue_guards,
     continue_stopped,
     endable_children,
     group_exists,
@@ -48,7 +47,7 @@ from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.host import count_text
 from cpulaunch.system.files.shared_memory import SHARED_FOLDER, SharedMemorySearches
 from cpulaunch.system.libc import stop_writing
-from cpulaunch.system.process_state import has_ended_traced
+from cpulaunch.system.process_state import catches, has_ended_traced
 from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged
 
 TYPE_CHECKING = False
@@ -81,7 +80,7 @@ class Supervisor:
     """A context in which the workers are started and run, and after which none of them is left."""
 
     def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, wall_clock: Clock) -> None:
-        self._inherited, self._control = options.inherited, options.control
+        self._inherited, self._control, self._guards = options.inherited, options.control, options.guards
         self._watch, self._cgroup = options.watch, options.cgroup
         self._adopts_orphans, self._of_launchers = options.adopts_orphans, options.of_launchers
         self._routing, self._clock, self._wall_clock = routing, clock, wall_clock
@@ -101,7 +100,6 @@ class Supervisor:
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
         self._all_ended = self._abandon_output = self._guard_is_gone = self._is_paused = False
-        self._parent = os.getppid()
         self._notify, self._on_started = options.notify, options.on_started
         self._notice_at: float | None = None
         self._poll, self._urgent = select.poll(), select.poll()
@@ -128,7 +126,7 @@ class Supervisor:
             self._notify(f"{SHARED_FOLDER} {MANY_NAMES}")
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
-        continue_parent(self._parent)  # The inner guard: a worker may have stopped it, and killed the outer one.
+        continue_guards(self._guards)  # A worker may have stopped one, and killed the other.
         signal.set_wakeup_fd(-1)
         for fd in (self._wakeup, self._wakeup_write, *self._starting):
             os.close(fd)

@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from cpulaunch.system.control_group import choose_cgroup, kill_cgroup, make_cgroup, move_to_cgroup, remove_cgroup
+from cpulaunch.system.control_group import (
+    choose_cgroup,
+    is_frozen,
+    kill_cgroup,
+    make_cgroup,
+    move_to_cgroup,
+    remove_cgroup,
+)
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import chain
 from tests.strangers import as_other_user, needs_root
@@ -49,6 +56,38 @@ def test_removing_ends_what_runs_in_a_cgroup_and_below_it(cgroup, sleeper):
     remove_cgroup(cgroup)
     assert not os.path.exists(cgroup)
     assert sleeper.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("frozen", ["", "/below"])
+def test_a_process_is_frozen_with_its_cgroup_or_one_above(cgroup, sleeper, frozen):
+    os.close(make_cgroup(cgroup))
+    os.mkdir(f"{cgroup}/below")
+    assert move_to_cgroup(f"{cgroup}/below", sleeper.pid)
+    assert not is_frozen(sleeper.pid)
+    with open(f"{cgroup}{frozen}/cgroup.freeze", "w") as file:
+        file.write("1")
+    assert is_frozen(sleeper.pid)
+
+
+FREEZES_THE_GUARD = """
+    import os, sys
+    def parent(pid):
+        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+    def put(name, text):
+        with open(f"{sys.argv[1]}/{name}", "w") as file:
+            file.write(text)
+    inner = parent(os.getppid())
+    for guard in (inner, parent(inner))[int(sys.argv[2]):]:
+        put("cgroup.procs", str(guard))
+    put("cgroup.freeze", "1")
+"""
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["both guards", "the outer guard"])
+def test_a_guard_that_a_worker_has_frozen_goes_on(launcher, cgroup, first):
+    lock = make_cgroup(cgroup)  # Held, as the launch removes what has this name and is left over.
+    assert launcher.run(python(FREEZES_THE_GUARD, cgroup, str(first)), log_dir="logs").code == 0
+    os.close(lock)
 
 
 @needs_root

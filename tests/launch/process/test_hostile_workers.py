@@ -135,6 +135,33 @@ def test_a_stopped_inner_guard_ends_with_the_killed_launcher(launcher):
     assert not any(map(alive, [worker, *pids.values()]))
 
 
+KILLED_BESIDE_STOPPED = """
+    inner = parent(os.getppid())
+    guards = {"lowest": inner, "middle": parent(inner), "highest": parent(parent(inner))}
+    for step in sys.argv[1:]:
+        how, _, which = step.partition(" ")
+        os.kill(guards[which], signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+"""
+AFTER_A_JOB = ("sh", "-c", 'true & exec "$@"', "sh")
+"""Makes a launch with three guards instead of two, as the first one had a child before."""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "steps"),
+    [
+        ((), ("stop middle", "kill lowest")),
+        ((), ("kill lowest", "stop middle")),
+        (AFTER_A_JOB, ("stop highest", "kill middle")),
+        (AFTER_A_JOB, ("stop highest", "kill lowest")),
+        (AFTER_A_JOB, ("stop middle", "kill lowest")),
+    ],
+    ids=str,
+)
+def test_a_guard_that_a_worker_has_stopped_goes_on_though_another_is_killed(launcher, prefix, steps):
+    process = launcher.start(python(SAYING + KILLED_BESIDE_STOPPED, *steps), prefix=prefix, log_dir="logs")
+    assert process.wait(timeout=SLACK_SECONDS) == 128 + signal.SIGKILL
+
+
 def test_a_worker_that_left_its_group_ends_with_the_killed_launcher(launcher):
     process = launcher.start(hostile(HOSTILE["joins the supervisor's group"]), grace_seconds=GRACE, log_dir="logs")
     worker = launcher.pid("ready")
