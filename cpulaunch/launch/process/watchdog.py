@@ -8,6 +8,7 @@ import sys
 import termios
 import time
 
+from cpulaunch.system.control_group import is_frozen
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.process_state import (
     EXIT_CODE,
@@ -92,10 +93,10 @@ class FailureWatch:
         return process_ids(read_proc(f"{self._proc}/{pid}/task/{pid}/children").split())
 
     def _unseen_by(self, launcher: int) -> list[int]:
-        """The launcher's children whose ends it does not see: all while a tracer has stopped it, else hidden ones."""
+        """The launcher's children whose ends it does not see: all while it is traced or frozen, else hidden ones."""
         try:
             children = self._children_of(launcher)
-            stopped = stat_fields(f"{self._proc}/{launcher}")[STATE] == b"t"
+            stopped = stat_fields(f"{self._proc}/{launcher}")[STATE] == b"t" or is_frozen(launcher, self._proc)
         except (OSError, IndexError):
             return []
         return children if stopped else list(filter(self._is_hidden, children))

@@ -260,15 +260,19 @@ def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
 
 
 @pytest.mark.parametrize(
-    ("state", "of_launchers", "group", "code"),
+    ("state", "frozen", "of_launchers", "group", "code"),
     [
-        ("t", True, WORKER, 3),
-        ("S", True, WORKER, None),
-        ("t", False, WORKER, None),
-        ("t", True, SUPERVISOR + 500, None),  # A process of the agent's own: each rank leads a session.
+        ("t", False, True, WORKER, 3),
+        ("S", True, True, WORKER, 3),
+        ("S", False, True, WORKER, None),
+        ("t", False, False, WORKER, None),
+        ("t", False, True, SUPERVISOR + 500, None),  # A process of the agent's own: each rank leads a session.
     ],
 )
-def test_the_failure_of_a_rank_is_missed_while_its_launcher_is_traced(proc, state, of_launchers, group, code):
+def test_the_failure_of_a_rank_is_missed_while_its_launcher_is_held(
+    proc, monkeypatch, state, frozen, of_launchers, group, code
+):
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog.is_frozen", lambda pid, proc: frozen)
     folder, worker = proc
     worker(group=group)
     agent = SUPERVISOR + 500
