@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 
+from cpulaunch.system.files.held import list_held, read_held_link
 from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False
@@ -49,7 +50,7 @@ def members_of(groups: frozenset[int]) -> dict[int, list[int]]:
 
 def _all_pids() -> list[int]:
     try:
-        return process_ids(os.listdir("/proc"))
+        return process_ids(list_held("/proc"))
     except OSError:
         return []
 
@@ -73,7 +74,7 @@ def hides_status(path: str) -> bool:
     A setuid program is one that ordinary users may not. Source: proc_pid_stat(5), exit_code; namespaces(7).
     """
     try:
-        os.readlink(f"{path}/ns/user")
+        read_held_link(f"{path}/ns/user")
     except PermissionError:
         return True
     except OSError:  # It is gone, or this kernel has no user namespaces.
@@ -102,13 +103,13 @@ def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
     """
     tasks = f"{proc}/{pid}/task"
     try:
-        if os.readlink(f"{proc}/self") != str(os.getpid()):  # It is that of another pid namespace.
+        if read_held_link(f"{proc}/self") != str(os.getpid()):  # It is that of another pid namespace.
             return False
         if not _has_ended(f"{proc}/{pid}"):
             return False
-        threads = os.listdir(tasks)
+        threads = list_held(tasks)
         # Listed again, as one that ended meanwhile may have started another.
-        return all(_has_ended(f"{tasks}/{thread}") for thread in threads) and os.listdir(tasks) == threads
+        return all(_has_ended(f"{tasks}/{thread}") for thread in threads) and list_held(tasks) == threads
     except (OSError, IndexError, ValueError):
         return False
 
