@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from math import inf
 
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import Stream
@@ -11,8 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cpulaunch.launch.output.sink import Writer
+
 STALL_SECONDS = 1.0
 """How long a worker that is silent in the middle of a long line may block others whose buffers are full."""
+HELD_SECONDS = 5.0
+"""How long one that goes on writing may, unless a line of it was broken before: then for STALL_SECONDS too."""
 
 
 class Pump:
@@ -24,7 +29,11 @@ class Pump:
         self._sinks = {sink.fd: sink for sink in sinks}
         self._paused: set[int] = set()
         self._polled_sinks: set[int] = set()
-        self._stall_deadline: float | None = None
+        self._stalls: dict[Writer, float] = {}
+        """When to break the long line of a worker that blocks others, unless it writes before."""
+        self._held: dict[Writer, float] = {}
+        """When to break it even so."""
+        self._broken: set[Writer] = set()
         for fd in self._streams:
             poll.register(fd, select.POLLIN)
 
@@ -35,8 +44,8 @@ class Pump:
 
     @property
     def deadline(self) -> float | None:
-        """When to break the line of a silent worker that blocks others (monotonic seconds); None if there is none."""
-        return self._stall_deadline
+        """When to break the line of a worker that blocks others (monotonic seconds); None if there is none."""
+        return min(self._stalls.values(), default=None)
 
     def owns(self, fd: int) -> bool:
         """Whether this descriptor is one of a stream or a sink."""
@@ -48,22 +57,22 @@ class Pump:
             self._sinks[fd].flush()
         elif fd in self._streams and fd not in self._paused:
             stream = self._streams[fd]
-            if any(route.sink.line_owner is route for route in stream.routes):
-                self._stall_deadline = None
+            for route in stream.routes:
+                self._stalls.pop(route, None)
             if not stream.transfer():
                 self._end(stream)
 
     def update_polling(self, now: float) -> None:
         """Effect: pauses blocked streams, resumes others, and polls sinks with pending data. Raises: SinkError."""
-        self._break_stalled_lines(now)
+        self._break_held_lines(now)
         self._poll_pending_sinks()
         if not self._paused and not any(sink.congested or sink.line_owner for sink in self._sinks.values()):
+            self._stalls, self._held = {}, {}
             return
         for fd, stream in self._streams.items():
             if stream.blocked != (fd in self._paused):
                 self._pause(fd) if stream.blocked else self._resume(fd)
-        if self._stall_deadline is None and self._contended_sinks():
-            self._stall_deadline = now + STALL_SECONDS
+        self._set_deadlines(now)
 
     def limit(self) -> None:
         """Effect: all output is in the pipes now; what others write there from now on is not read.
@@ -119,15 +128,27 @@ class Pump:
                 self._polled_sinks.discard(fd)
                 self._poll.unregister(fd)
 
-    def _contended_sinks(self) -> list[Sink]:
-        """The sinks that a paused stream cannot write because another stream is in the middle of a line."""
-        return [route.sink for fd in self._paused for route in self._streams[fd].routes if route.must_wait]
+    def _blocking(self) -> set[Writer]:
+        """The streams' routes in the middle of a line that a paused stream waits for."""
+        routes = (route for fd in self._paused for route in self._streams[fd].routes if route.must_wait)
+        return {route.sink.line_owner for route in routes if route.sink.line_owner is not None}
 
-    def _break_stalled_lines(self, now: float) -> None:
-        """Effect: past the deadline, ends the line of each silent worker that blocks others."""
-        if self._stall_deadline is None or now < self._stall_deadline:
+    def _set_deadlines(self, now: float) -> None:
+        """Effect: each line that blocks others has its deadlines, and no other line has."""
+        blocking = self._blocking()
+        self._held = {
+            owner: self._held.get(owner, now + (STALL_SECONDS if owner in self._broken else HELD_SECONDS))
+            for owner in blocking
+        }
+        self._stalls = {
+            owner: self._stalls.get(owner, min(now + STALL_SECONDS, self._held[owner])) for owner in blocking
+        }
+
+    def _break_held_lines(self, now: float) -> None:
+        """Effect: ends each line that blocks others past a deadline."""
+        if not self._held:
             return
-        self._stall_deadline = None
-        for sink in self._contended_sinks():
-            if sink.line_owner is not None:
-                sink.line_owner.break_line()
+        for owner in self._blocking():
+            if now >= min(self._stalls.get(owner, inf), self._held.get(owner, inf)):
+                self._broken.add(owner)
+                owner.break_line()

@@ -1,13 +1,16 @@
-"""Output that is left when all workers have ended is read, and none that others go on to write."""
+"""Output that is left when all workers have ended is read, and none that others go on to write.
+
+A worker in the middle of a long line does not hold up others for ever.
+"""
 
 import os
 import select
 
 import pytest
 
-from cpulaunch.launch.output.pump import Pump
+from cpulaunch.launch.output.pump import HELD_SECONDS, STALL_SECONDS, Pump
 from cpulaunch.launch.output.sink import Sink
-from cpulaunch.launch.output.streams import OutputRoute, Stream
+from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute, Stream
 
 LEFT, MOST = b"left\n" * 20, 9
 
@@ -67,3 +70,76 @@ def test_a_stream_that_waited_for_a_slow_reader_ends_after_what_was_left(pipe):
     sink.close()
     assert shown + os.read(slow, 1 << 20) == earlier + LEFT
     os.close(slow)
+
+
+class TwoWorkers:
+    """A file that two workers write: one in the middle of a long line, and one that waits with many whole lines."""
+
+    def __init__(self, path):
+        self._sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="out")
+        self._path = path
+        self.long, self.waiting = (OutputRoute(self._sink, prefix=prefix, exclusive=False) for prefix in (b"0:", b"1:"))
+        self.pipes = [os.pipe() for _ in range(2)]
+        streams = [
+            Stream(read, routes=[route]) for (read, _), route in zip(self.pipes, (self.long, self.waiting), strict=True)
+        ]
+        self.pump = Pump(select.poll(), streams=streams, sinks=[self._sink])
+        self.begin_long_line()
+
+    def begin_long_line(self):
+        self.long.feed(b"." * LINE_BYTES)
+        self.waiting.feed(b"x" * (LINE_BYTES - 1) + b"\n")
+
+    def write(self, data, now):
+        (read, write), _ = self.pipes
+        os.write(write, data)
+        self.pump.serve(read)
+        self.pump.update_polling(now)
+
+    def held_seconds(self, pause):
+        """How long the other worker waits for one that writes a byte after each pause."""
+        now = 0.0
+        self.pump.update_polling(now)
+        while self.waiting.must_wait:
+            assert self.pump.deadline is not None
+            assert now < HELD_SECONDS
+            now += pause
+            self.write(b".", now)
+        return now
+
+    def lines(self):
+        with open(self._path, "rb") as file:
+            return file.read().split(b"\n")
+
+    def close(self):
+        for fd in (*self.pipes[0], *self.pipes[1], self._sink.fd):
+            os.close(fd)
+
+
+@pytest.fixture
+def workers(tmp_path):
+    made = TwoWorkers(tmp_path / "out")
+    yield made
+    made.close()
+
+
+def test_a_worker_that_goes_on_writing_a_long_line_holds_up_others_for_a_limited_time(workers):
+    assert workers.held_seconds(STALL_SECONDS / 4) == HELD_SECONDS
+    assert [line[:2] for line in workers.lines()] == [b"0:", b"1:", b""]
+    workers.begin_long_line()
+    assert workers.held_seconds(STALL_SECONDS / 4) == STALL_SECONDS
+
+
+def test_a_long_line_that_ends_in_time_is_whole_while_others_wait(workers):
+    for start in (0.0, HELD_SECONDS):
+        workers.pump.update_polling(start)
+        assert workers.pump.deadline == start + STALL_SECONDS
+        for part in (0.25, 0.5, 0.75):
+            workers.write(b"." * 10, start + part * HELD_SECONDS)
+            assert workers.waiting.must_wait
+        workers.write(b"end\n", start + 0.9 * HELD_SECONDS)
+        assert not workers.waiting.must_wait
+        workers.begin_long_line()
+    lines = workers.lines()
+    assert [line[:2] for line in lines] == [b"0:", b"1:", b"0:", b"1:", b"0:"]
+    assert all(line.endswith(b".end") for line in lines[0:4:2])
