@@ -30,6 +30,8 @@ MAX_VALUES, MAX_ALL_VALUES = 1 << 16, 1 << 20
 checksum has about 26,000, in 13 bytes each."""
 MAX_LAUNCH_BYTES, MAX_LAUNCH_VALUES = 1 << 28, 1 << 24
 """Read of the event files of all workers of a launch, and values in their events: each worker has an equal part."""
+MAX_PID = 1 << 22
+"""Python's hashes of larger numbers can be made to collide. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
 MAX_ENTRIES = 10_000
 """Modules, choices, processes, names and the like of each kind."""
 MAX_MALFORMED = 10_000
@@ -110,9 +112,10 @@ def _parse(line: str) -> dict[str, Any] | None:
         event = json.loads(line, parse_constant=lambda _: None, parse_float=_float, parse_int=_int)
     except (ValueError, RecursionError):  # The latter for lists in lists, a thousand deep.
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("pid"), int):
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return None
-    return event if isinstance(event.get("event"), str) else None
+    pid = event.get("pid")
+    return event if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid <= MAX_PID else None
 
 
 def _values(event: dict[str, Any]) -> int | None:
@@ -170,10 +173,15 @@ class _Collected:
         values = _values(event)
         if values is None or values > min(MAX_VALUES, self._values_left + replaced):
             return False
+        if not self._keep(kind, pid, {name: value for name, value in event.items() if name != "event"}):
+            return False
         self._values_left -= values - replaced
         if kind in REPLACING_EVENTS:
             self._replaceable[key] = values
-        facts = {name: value for name, value in event.items() if name != "event"}
+        return True
+
+    def _keep(self, kind: str, pid: int, facts: dict[str, Any]) -> bool:
+        """Whether the facts have the form of their kind, and there is room for them. Effect: adds them."""
         if self.main_pid is None and kind not in PROGRAM_EVENTS:
             self.main_pid = pid
         if kind in ("applied", "degraded"):

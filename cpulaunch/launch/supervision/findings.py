@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import inf
 
-from cpulaunch.records.cpulist import format_cpulist, parse_cpulist
+from cpulaunch.records.cpulist import MAX_ID, format_cpulist, parse_cpulist
 from cpulaunch.records.host import size_text
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import OFFERED_LOAD
@@ -141,7 +141,7 @@ def one_cpu_loaders(seen: ObservedWorker) -> str | None:
 
 def remote_pages(seen: ObservedWorker) -> str | None:
     """Memory on NUMA nodes that are not the worker's."""
-    pages = {int(node): int(size) for node, size in (seen.main.get("pages") or {}).items()}
+    pages = {_numa_node(node): int(size) for node, size in (seen.main.get("pages") or {}).items()}
     total, own = sum(pages.values()), seen.plan.numa_nodes
     if not own or seen.plan.mempolicy == "interleave":
         return None
@@ -151,6 +151,14 @@ def remote_pages(seen: ObservedWorker) -> str | None:
     return (
         f"{size_text(remote)} of its memory, {remote / total:.0%}, are on other NUMA nodes than {format_cpulist(own)}"
     )
+
+
+def _numa_node(text: str) -> int:
+    """The number. Raises: ValueError if it is no id: hashes of larger numbers can be made to collide."""
+    node = int(text)
+    if not 0 <= node <= MAX_ID:
+        raise ValueError(f"{node} is no id up to {MAX_ID}")
+    return node
 
 
 def low_precision_fallback(seen: ObservedWorker) -> str | None:

@@ -11,6 +11,7 @@ from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import FAILED, FETCHES, FIGURES, IN_THREADS, LOADED, STEPPING, TRACES
 from cpulaunch.system.files.reading import open_regular, read_from, read_start
+from cpulaunch.system.process_state import process_ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 1 << 21
 """Of a file that is read; the largest have some 300 KB."""
 MAX_FILES, MAX_BYTES = 1024, 1 << 26
-"""Read of one launch, of the files of all its processes together."""
+"""Read of one launch, of the files of all its processes together; so many processes of each state count."""
 MAX_TRACE_BYTES = 1 << 28
 """Of a profiler's trace, which is in memory while it is copied; a step of a large model writes some 10 MB."""
 MAX_FAILURE = 300
@@ -79,8 +80,8 @@ def _text(path: str) -> str:
 
 
 def _processes(folder: str, start: str) -> frozenset[int]:
-    found = (name.removeprefix(start) for name in names_in(folder) if name.startswith(start))
-    return frozenset(int(text) for text in found if text.isascii() and text.isdigit())
+    found = process_ids(name.removeprefix(start) for name in names_in(folder) if name.startswith(start))
+    return frozenset(sorted(found)[:MAX_FILES])
 
 
 class FiguresReader:

@@ -133,6 +133,13 @@ def test_all_events_together_have_a_limited_number_of_values():
     assert told(*events).ignored == 2
 
 
+def test_events_that_are_not_kept_leave_their_room_to_others():
+    malformed = [event("checksum", name=name, value=[{}] * 6) for name in (None, 3, ["a"])]
+    kept = event("checksum", name="a", value=[{}] * 6)
+    found = read_worker_report([json.dumps(each) for each in (*malformed, kept)], max_values=10)
+    assert (tuple(found.checksums), found.ignored) == (("a",), 3)
+
+
 @pytest.mark.parametrize("kind", worker_report.REPLACING_EVENTS)
 def test_values_that_are_replaced_do_not_count(kind):
     """A program may report a checksum in each step."""
@@ -148,7 +155,7 @@ def test_values_that_are_replaced_do_not_count(kind):
 def test_events_of_each_kind_are_limited_in_number(kind, monkeypatch):
     monkeypatch.setattr(worker_report, "MAX_ENTRIES", 3)
     facts = [{"name": name, "module": name, "text": name, "setting": name, "value": []} for name in "abcde"]
-    found = told(*(event(kind, pid, **each) for pid, each in enumerate(facts)))
+    found = told(*(event(kind, pid, **each) for pid, each in enumerate(facts, 1)))
     assert found.ignored == 2
 
 
@@ -181,6 +188,10 @@ def test_the_last_snapshot_of_each_process_counts():
         '{"event": "metric", "pid": 1, "name": "a", "value": NaN}',
         '{"event": "metric", "pid": 1, "name": "a", "value": true}',
         '{"event": "metric", "pid": 1, "name": "a", "value": 1e999}',
+        '{"event": "live", "pid": true}',
+        '{"event": "live", "pid": 0}',
+        '{"event": "live", "pid": -1}',
+        '{"event": "live", "pid": 4194305}',
         pytest.param('{"event": "metric", "pid": 1, "name": "a", "value": 1' + "0" * 400 + "}", id="a huge integer"),
         pytest.param('{"event": "metric", "pid": 1, "name": "a", "value": 1' + "0" * 9000 + "}", id="too many digits"),
         pytest.param('{"event": "weights", "pid": 1, "kinds": ' + "[" * 100_000, id="lists in lists"),

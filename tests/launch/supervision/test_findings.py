@@ -105,6 +105,7 @@ SILENT = {
     "a load that is no number": {"load": float("nan")},
     "a load without end": {"load": float("inf")},
     "sizes that no float holds": {"main": {"pages": {"1": "9" * 400}}},
+    "NUMA nodes beyond all ids": {"main": {"pages": {"0": 300 * MIB, str(2**61 - 1): 300 * MIB}}},
     "sizes whose sum is zero": {"main": {"pages": {"0": -300 * MIB, "1": 300 * MIB}}},
     "events of another form": {"main": {"openmp": 3, "pages": [1]}, "conditions": {"graph_breaks": [1]}},
 }

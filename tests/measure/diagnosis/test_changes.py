@@ -129,6 +129,7 @@ WRONG = {
     "no numbers": broken(processes__0__shares={"data": "much"}),
     "no finite numbers": broken(processes__0__shares={"data": float("nan")}),
     "no shares": broken(processes__0__shares={}),
+    "more threads than any": broken(processes__0__threads=2**61 - 1),
 }
 
 

@@ -8,6 +8,7 @@ import pytest
 from cpulaunch.measure.diagnosis import folder as folders
 from cpulaunch.measure.diagnosis.diagnosis import Ending, diagnosis_of
 from cpulaunch.measure.diagnosis.folder import (
+    MAX_FILES,
     FiguresReader,
     failed_processes,
     read_failure,
@@ -104,6 +105,16 @@ def test_a_process_that_cannot_be_measured_is_not_waited_for(watched):
     watched.begins(1)
     (watched.folder / f"{FAILED}1").write_text("RuntimeError: no")
     assert watched.after(0.1)
+
+
+@pytest.mark.parametrize(("start", "processes"), [(STEPPING, stepping_processes), (FAILED, failed_processes)])
+def test_only_names_with_a_process_id_count_and_not_all_of_a_flood(tmp_path, start, processes):
+    for number in ("1", "4194304", "0", "x", "1x", "-1", "10000000", "1" * 200, str(2**61 - 1)):
+        (tmp_path / f"{start}{number}").touch()
+    assert processes(str(tmp_path)) == {1, 4194304}
+    for number in range(1, MAX_FILES + 2):
+        (tmp_path / f"{start}{number}").touch()
+    assert processes(str(tmp_path)) == set(range(1, MAX_FILES + 1))
 
 
 def test_all_ranks_of_a_host_are_waited_for(watched):

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1 << 26
 SCHEMA = 1
+MAX_THREADS = 1 << 22
+"""Hashes of larger numbers can be made to collide. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
 LARGEST = 1e100
 """Of larger numbers, and of times below its inverse, neither sums nor ratios need be numbers that a float holds."""
 
@@ -82,8 +84,15 @@ def _from(data: Mapping[str, Any]) -> Document:
         steps=min(int(each["steps"]) for each in processes),
         others=max(_finite(each["other_programs"]) for each in processes),
         step=frozenset(str(each["step"]) for each in processes),
-        threads=frozenset(int(each["threads"]) for each in processes),
+        threads=frozenset(_threads(each["threads"]) for each in processes),
     )
+
+
+def _threads(value: object) -> int:
+    found = int(_finite(value))
+    if not 0 <= found <= MAX_THREADS:
+        raise ValueError("not a number of threads")
+    return found
 
 
 def _mean_parts(processes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
