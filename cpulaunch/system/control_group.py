@@ -111,14 +111,27 @@ def kill_cgroup(path: str) -> None:
     _write(f"{path}/cgroup.kill", "1")
 
 
-def remove_cgroup(path: str) -> None:
-    """Effect: the cgroup and those below it do not exist; what still runs there is killed."""
-    deadline = time.monotonic() + REMOVAL_SECONDS
+def remove_cgroup(path: str, *, deadline: float | None = None) -> None:
+    """Effect: the cgroup and those below it do not exist; what still runs there is killed.
+
+    `deadline`: until when it waits for that (monotonic seconds); None: for REMOVAL_SECONDS.
+    """
+    deadline = time.monotonic() + REMOVAL_SECONDS if deadline is None else deadline
     pause = FIRST_PAUSE_SECONDS
-    while not _is_removed(path) and time.monotonic() < deadline:
+    while not _is_removed(path):
+        if not _is_populated(path):  # Its last process has left meanwhile, or something is mounted there.
+            _is_removed(path)
+            return
         kill_cgroup(path)
+        if time.monotonic() >= deadline:
+            return
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+
+
+def _is_populated(path: str) -> bool:
+    """Whether processes are in the cgroup or below it, as far as can be told. Source: cgroup-v2.rst, cgroup.events."""
+    return "populated 0" not in _read(f"{path}/cgroup.events").split("\n")
 
 
 def _is_removed(path: str) -> bool:
@@ -186,7 +199,8 @@ def _remove_empty(folder: str, parent: int | None) -> bool:
 def remove_leftovers(path: str, proc: str = "/proc") -> None:
     """Effect: removes the cgroups beside this one of launches whose processes were all killed, and what runs there.
 
-    Such a cgroup has the name that `choose_cgroup` gives in this cgroup namespace, and no process holds its lock.
+    Such a cgroup has the name that `choose_cgroup` gives in this cgroup namespace, and no process holds its lock. For
+    all of them together it waits for REMOVAL_SECONDS.
     """
     parent, own = os.path.split(path)
     try:
@@ -194,10 +208,11 @@ def remove_leftovers(path: str, proc: str = "/proc") -> None:
         names = [name for name in os.listdir(parent) if name.startswith(prefix) and name != own]
     except OSError:
         return
+    deadline = time.monotonic() + REMOVAL_SECONDS
     for name in names:
         lock = _lock(f"{parent}/{name}")
         if lock is not None:
-            remove_cgroup(f"{parent}/{name}")
+            remove_cgroup(f"{parent}/{name}", deadline=deadline)
             os.close(lock)
 
 

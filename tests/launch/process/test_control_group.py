@@ -7,13 +7,16 @@ import sys
 
 import pytest
 
+from cpulaunch.system import control_group
 from cpulaunch.system.control_group import (
+    REMOVAL_SECONDS,
     choose_cgroup,
     is_frozen,
     kill_cgroup,
     make_cgroup,
     move_to_cgroup,
     remove_cgroup,
+    remove_leftovers,
 )
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import chain
@@ -166,6 +169,39 @@ def test_the_next_launch_ends_what_is_left_of_one_whose_processes_were_all_kille
     assert launcher.run(python("pass"), python("pass")).code == 0
     eventually(lambda: not os.path.exists(f"{os.path.dirname(cgroup)}/{name}"), "the removal")
     assert not any(map(alive, pids.values()))
+
+
+class FakeTime:
+    """The clock of a module, in which only sleep takes time."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("events", "seconds"), [("populated 0\nfrozen 0\n", 0.0), ("populated 1\n", REMOVAL_SECONDS)])
+def test_leftovers_that_cannot_be_removed_delay_a_launch_once_at_most(tmp_path, monkeypatch, events, seconds):
+    """As something is mounted in them, or a process waits for a disk. Directories stand for cgroups."""
+    (tmp_path / "self" / "ns").mkdir(parents=True)
+    (tmp_path / "self" / "ns" / "cgroup").write_text("")
+    prefix = f"cpulaunch-{(tmp_path / 'self' / 'ns' / 'cgroup').stat().st_ino:x}-"
+    for number in range(20):
+        (tmp_path / f"{prefix}{number}").mkdir()
+        (tmp_path / f"{prefix}{number}" / "cgroup.events").write_text(events)
+        (tmp_path / f"{prefix}{number}" / "cgroup.kill").write_text("")
+    (tmp_path / f"{prefix}empty").mkdir()
+    clock = FakeTime()
+    monkeypatch.setattr(control_group, "time", clock)
+    remove_leftovers(str(tmp_path / f"{prefix}own"), str(tmp_path))
+    assert seconds <= clock.now <= seconds + 0.1
+    assert not (tmp_path / f"{prefix}empty").exists()
+    kills = {kill.read_text() for kill in tmp_path.glob("*/cgroup.kill")}
+    assert kills == ({"1"} if seconds else {""})
 
 
 def own_cgroup(pid):
