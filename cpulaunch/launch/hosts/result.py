@@ -5,7 +5,6 @@ from __future__ import annotations
 from cpulaunch.launch.hosts.agent.files import agent_report_file
 from cpulaunch.launch.hosts.agent.messages import (
     MAX_REPORT,
-    MAX_TRACEBACK,
     AgentError,
     AgentReport,
     RankFailure,
@@ -17,7 +16,7 @@ from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.run_directory import events_path
-from cpulaunch.launch.supervision.error_file import RankError
+from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK, RankError
 from cpulaunch.launch.supervision.failure_text import exit_text
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError

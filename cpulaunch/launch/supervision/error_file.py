@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 MAX_BYTES = 1 << 20
+MAX_TRACEBACK = 1 << 16
+"""Characters of the traceback of a rank, which may write any; each is twelve bytes of JSON at most."""
 
 
 @record
@@ -38,7 +40,7 @@ def error_in(content: Any) -> RankError | None:
         return None
     message = content.get("message")
     if isinstance(message, str):
-        return RankError(text=message, timestamp=_seconds(content.get("timestamp")))
+        return RankError(text=message[:MAX_TRACEBACK], timestamp=_seconds(content.get("timestamp")))
     if not isinstance(message, dict):
         return None
     extra = message.get("extraInfo")
@@ -46,7 +48,7 @@ def error_in(content: Any) -> RankError | None:
     text = extra.get("py_callstack", message.get("message"))
     if not isinstance(text, str):
         return None
-    return RankError(text=text.rstrip(), timestamp=_seconds(extra.get("timestamp")))
+    return RankError(text=text[:MAX_TRACEBACK].rstrip(), timestamp=_seconds(extra.get("timestamp")))
 
 
 def copy_error_file(source: str, target: str, *, exit_code: int, folder: int | None = None) -> None:

@@ -17,7 +17,6 @@ from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_f
 from cpulaunch.launch.hosts.agent.messages import (
     MAX_BYTES,
     MAX_REPORT,
-    MAX_TRACEBACK,
     AgentConfig,
     AgentReport,
     RankConfig,
@@ -30,6 +29,7 @@ from cpulaunch.launch.hosts.engine import rank_config
 from cpulaunch.launch.hosts.result import job_result, read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
+from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK
 from cpulaunch.launch.supervision.failure_text import summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.endpoint import split_endpoint, with_brackets

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cpulaunch.launch.supervision.error_file import RankError, copy_error_file, read_error
+from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK, RankError, copy_error_file, read_error
 
 RECORDED = {
     "message": {
@@ -30,6 +30,8 @@ RECORDED = {
         ({"message": "x", "timestamp": 10**300}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 20}}}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 5000}}}, RankError(text="x")),
+        ({"message": "x\n" * MAX_TRACEBACK}, RankError(text="x\n" * (MAX_TRACEBACK // 2))),
+        ({"message": {"message": "x" * (MAX_TRACEBACK + 1)}}, RankError(text="x" * MAX_TRACEBACK)),
         ({"message": 3}, None),
         ({"message": {"message": [["x"]]}}, None),
         ({"message": {"message": "x", "extraInfo": {"py_callstack": {"a": 1}}}}, None),

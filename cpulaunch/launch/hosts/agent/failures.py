@@ -8,7 +8,7 @@ import time
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from cpulaunch.launch.hosts.agent.messages import MAX_TRACEBACK, AgentReport, RankFailure
+from cpulaunch.launch.hosts.agent.messages import AgentReport, RankFailure
 from cpulaunch.launch.supervision.error_file import RankError, error_in, read_json
 
 TYPE_CHECKING = False
@@ -164,6 +164,6 @@ def _rank_failure(rank: int, failure: RecordedFailure, *, log: str | None, shown
         pid=failure.pid,
         exit_code=failure.exitcode,
         timestamp=failure.timestamp,
-        traceback=failure.recorded[:MAX_TRACEBACK] if shown and failure.recorded else None,
+        traceback=failure.recorded if shown and failure.recorded else None,
         log=log,
     )

@@ -101,9 +101,6 @@ MAX_REPORT = 1 << 22
 The traceback is less than a fifth of it, the rest is enough for the failures of ten thousand ranks.
 """
 
-MAX_TRACEBACK = 1 << 16
-"""Characters of the traceback of a rank, which may write any; each is twelve bytes of JSON at most."""
-
 RECORDS: dict[str, type] = {
     cls.__name__: cls
     for cls in (
