@@ -28,8 +28,11 @@ MAX_DEPTH = 8
 MAX_VALUES, MAX_ALL_VALUES = 1 << 16, 1 << 20
 """In lists and objects of an event, and of all events: each is two bytes in a file, but a line of a report. The largest
 checksum has about 26,000, in 13 bytes each."""
-MAX_LAUNCH_BYTES, MAX_LAUNCH_VALUES = 1 << 28, 1 << 24
-"""Read of the event files of all workers of a launch, and values in their events: each worker has an equal part."""
+MAX_LAUNCH_BYTES, MAX_LAUNCH_VALUES = 1 << 28, 1 << 22
+"""Read of the event files of all workers of a launch, and values in their events: each worker has an equal part.
+
+A value may take 200 bytes of memory. An event as large as any fits into a worker's part, however many there are.
+"""
 MAX_PID = 1 << 22
 """Python's hashes of larger numbers can be made to collide. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
 MAX_ENTRIES = 10_000
@@ -89,7 +92,7 @@ def read_event_file(path: str, *, workers: int = 1) -> WorkerReport:
         lines, unread_bytes = read_lines_at_ends(path, max_bytes=min(MAX_BYTES, MAX_LAUNCH_BYTES // workers))
     except OSError:
         return WorkerReport()
-    found = read_worker_report(lines, max_values=min(MAX_ALL_VALUES, MAX_LAUNCH_VALUES // workers))
+    found = read_worker_report(lines, max_values=min(MAX_ALL_VALUES, max(MAX_VALUES, MAX_LAUNCH_VALUES // workers)))
     return replace(found, unread_bytes=unread_bytes, lost=is_marked_lost(path))
 
 

@@ -221,6 +221,7 @@ def test_the_first_and_the_last_events_of_a_large_file_count(tmp_path, monkeypat
 def test_each_worker_has_an_equal_part_of_what_is_read_of_a_launch(tmp_path, monkeypatch):
     monkeypatch.setattr(worker_report, "MAX_LAUNCH_BYTES", 4000)
     monkeypatch.setattr(worker_report, "MAX_LAUNCH_VALUES", 40)
+    monkeypatch.setattr(worker_report, "MAX_VALUES", 6)
     events = tmp_path / "worker-0.jsonl"
     text = "".join(METRIC % number for number in range(10_000))
     events.write_text(text)
@@ -228,6 +229,8 @@ def test_each_worker_has_an_equal_part_of_what_is_read_of_a_launch(tmp_path, mon
     assert report.metrics == {"a": 9999.0}
     assert 0 <= report.unread_bytes - (len(text) - 1000) < 2 * len(METRIC % 9999)
     events.write_text("".join(json.dumps(event("checksum", name=name, value=[{}] * 6)) + "\n" for name in "abc"))
+    assert worker_report.read_event_file(str(events), workers=4).ignored == 2
+    monkeypatch.setattr(worker_report, "MAX_LAUNCH_VALUES", 0)
     assert worker_report.read_event_file(str(events), workers=4).ignored == 2
 
 
