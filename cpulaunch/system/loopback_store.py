@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import sys
 import time
 from contextlib import suppress
@@ -31,13 +32,26 @@ RETRY_SECONDS, RETRIES = 0.02, 10
 """For a port at which another process listens for a moment only."""
 MAX_DESCRIPTORS = 1 << 12
 """Descriptors looked at without /proc."""
+TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
+"""Position of `timeout` after host and port, and its default. Source: torch/csrc/distributed/c10d/Store.hpp."""
+POLL_SECONDS = 0.005
+ROOT_UID = 0
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
+ESTABLISHED, LISTEN = 1, 10
+"""Source: sock_diag(7), linux/netlink.h, netinet/tcp.h."""
+LOOPBACK_INDEX = 1
+"""The index of lo, without which the kernel skips listeners bound to it. Source: net/flow.h, LOOPBACK_IFINDEX."""
+MAPPED = "::ffff:"
+STATE_AT, OWNER_AT = 17, 80
+"""Where an answer has the socket's state, and its user and inode. Source: linux/inet_diag.h, inet_diag_msg."""
 
 
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     """A function that makes the same TCPStore. Where the name is a loopback one, it serves or reaches one address only.
 
-    Where this process already serves the port, torch shares that store. Where another one does, the store raises
-    RuntimeError, as torch's own does: that one would listen on all addresses as soon as it can.
+    A client connects to a server of this user or root only. Where this process already serves the port, torch shares
+    that store. Where another one does, the store raises RuntimeError, as torch's own does: that one would listen on all
+    addresses as soon as it can.
     """
 
     @wraps(make_store, updated=())
@@ -45,6 +59,10 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         serves = options.get("is_master", more[MASTER_POSITION] if len(more) > MASTER_POSITION else False)
         address = loopback_address(host_name)
         host = address or host_name
+        if address is not None and not serves:
+            timeout = options.get("timeout", more[TIMEOUT_POSITION] if len(more) > TIMEOUT_POSITION else None)
+            seconds = TIMEOUT_SECONDS if timeout is None else timeout.total_seconds()
+            return _connected(lambda: make_store(host, port, *more, **options), (host, port), seconds)
         listening = serves and address is not None and "master_listen_fd" not in options
         listener = _retried_listener(host, port) if listening else None
         if listener is None:
@@ -117,11 +135,16 @@ def loopback_listener(address: str, port: int) -> socket.socket:
 
 def _listens(port: int) -> bool:
     """Whether a socket of this process listens at this TCP port."""
+    return any(_listens_at(descriptor, port) for descriptor in _sockets())
+
+
+def _sockets() -> list[int]:
+    """The descriptors of this process's sockets."""
     try:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
         descriptors = list(range(MAX_DESCRIPTORS))
-    return any(_is_socket(descriptor) and _listens_at(descriptor, port) for descriptor in descriptors)
+    return [descriptor for descriptor in descriptors if _is_socket(descriptor)]
 
 
 def _is_socket(descriptor: int) -> bool:
@@ -132,7 +155,101 @@ def _is_socket(descriptor: int) -> bool:
 
 
 def _listens_at(descriptor: int, port: int) -> bool:
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+    with suppress(OSError), _socket_of(descriptor) as found:
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         return bool(listens) and found.getsockname()[1:2] == (port,)  # The name of a Unix socket is a text.
     return False  # Another thread has closed it.
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    """A copy of a socket. Raises: OSError.
+
+    By itself Python would make it, and so the socket, a nonblocking one if the program has set a default timeout.
+    """
+    return socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=os.dup(descriptor))
+
+
+def _connected(connect: Callable[[], Any], server: tuple[str, int], seconds: float) -> Any:
+    """The client that `connect` makes, of a server of this user or root; of any where owners of sockets are unknown.
+
+    It connects once such a server listens: torch's client waits forever for one that accepts it and says nothing. Then
+    the connection is looked at: torch tries again if the server has gone meanwhile. Raises: RuntimeError.
+    """
+    trusted = _trusted_users(server[0])
+    if not trusted:
+        return connect()
+    deadline = time.monotonic() + seconds
+    while (owner := owner_of_server(server)) not in trusted:
+        if time.monotonic() >= deadline:
+            raise _timeout_error(server, seconds, owner)
+        time.sleep(POLL_SECONDS)
+    others = _clients_of(server)
+    store = connect()
+    for client in _clients_of(server) - others:
+        while (owner := owner_of_server(server, client)) not in trusted:
+            if owner is not None or time.monotonic() >= deadline:
+                raise RuntimeError(f"the server at {server[0]}, port {server[1]}, is no longer one of this user")
+            time.sleep(POLL_SECONDS)  # It has not accepted yet: torch's clients did not always wait for an answer.
+    return store
+
+
+def _trusted_users(address: str) -> frozenset[int]:
+    """The users whose servers this process trusts, as the kernel numbers them here; none if it does not tell.
+
+    An own socket is asked for: without its module for TCP, the kernel answers that there is none.
+    """
+    with suppress(OSError), loopback_listener(address, 0) as own:
+        owner = owner_of_server(own.getsockname()[:2])
+        return frozenset() if owner is None else frozenset({ROOT_UID, owner})
+    return frozenset()
+
+
+def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = None) -> int | None:
+    """The user of the socket that a client on this host reaches at a loopback address and port; None if unknown.
+
+    It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
+    listener that the kernel would give a new connection. Users without a number in this namespace are 65534.
+    Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk.
+    """
+    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+    places = [(server[0], server[1]), client or (server[0], 0)]
+    question = struct.pack("=BBHI", family, socket.IPPROTO_TCP, 0, 0)
+    question += b"".join(port.to_bytes(2, "big") for _, port in places)
+    question += b"".join(socket.inet_pton(family, address).ljust(16, b"\0") for address, _ in places)
+    question += struct.pack("=Iq", LOOPBACK_INDEX, -1)  # Any cookie.
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+            kernel.connect((0, 0))  # Only the kernel can answer.
+            kernel.send(struct.pack("=IHHII", 16 + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + question)
+            answer = kernel.recv(1 << 12, socket.MSG_DONTWAIT)
+        kind, state = struct.unpack_from("=H", answer, 4)[0], answer[STATE_AT]
+        if kind != SOCK_DIAG_BY_FAMILY or state != (ESTABLISHED if client else LISTEN):
+            return None
+        user, inode = struct.unpack_from("=II", answer, OWNER_AT)
+    except (AttributeError, OSError, ValueError, struct.error):  # Not Linux, no such sockets, or not Python's class.
+        return None
+    return int(user) if inode else None
+
+
+def _clients_of(server: tuple[str, int]) -> set[tuple[str, int]]:
+    """Address and port of each connection that this process has to a server."""
+    found = set()
+    for descriptor in _sockets():
+        with suppress(OSError), _socket_of(descriptor) as each:
+            if each.family in (socket.AF_INET, socket.AF_INET6) and _place(each.getpeername()) == server:
+                found.add(_place(each.getsockname()))
+    return found
+
+
+def _place(name: tuple[Any, ...]) -> tuple[str, int]:
+    """Address and port of a socket's name. torch connects to addresses of IPv4 by sockets of IPv6."""
+    return str(name[0]).removeprefix(MAPPED), int(name[1])
+
+
+def _timeout_error(server: tuple[str, int], seconds: float, owner: int | None) -> Exception:
+    """torch's own error, and who listens there. Source: torch/csrc/distributed/c10d/socket.cpp, throwTimeoutError."""
+    kind = getattr(getattr(sys.modules.get("torch"), "distributed", None), "DistNetworkError", RuntimeError)
+    where = f"({server[0]}, {server[1]})"
+    text = f"The client socket has timed out after {seconds * 1000:.0f}ms while trying to connect to {where}."
+    error: Exception = kind(text if owner is None else f"{text} Another user listens there, with uid {owner}.")
+    return error

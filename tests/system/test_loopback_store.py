@@ -41,8 +41,8 @@ def test_a_store_at_a_loopback_name_is_given_a_socket_there(name):
         ("0.0.0.0", {"is_master": True}),
         ("192.0.2.1", {"is_master": True}),
         ("no such name", {"is_master": True}),
-        ("127.0.0.1", {"is_master": False}),
-        ("127.0.0.1", {}),
+        ("192.0.2.1", {"is_master": False}),
+        ("192.0.2.1", {}),
     ],
 )
 def test_other_stores_are_left_alone(name, options):
@@ -56,8 +56,10 @@ def test_a_client_connects_to_the_address_at_which_the_store_listens(monkeypatch
     both = [(socket.AF_INET6, 1, 6, "", ("::1", 0, 0, 0)), (socket.AF_INET, 1, 6, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **more: both)
     calls = []
-    on_loopback(recorded(calls))("localhost", 1234, **options)
-    assert calls == [("127.0.0.1", 1234, False, {})]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        on_loopback(recorded(calls))("localhost", port, **options)
+    assert calls == [("127.0.0.1", port, False, {})]
 
 
 def test_a_port_that_this_process_serves_is_left_to_torch_which_shares_the_store():

@@ -118,7 +118,7 @@ def _measure(rank: int, size: int, sizes: Sequence[int], *, port: int) -> list[t
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(CCL_LOCAL_RANK=str(rank), CCL_LOCAL_SIZE=str(size))
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    store = on_loopback(dist.TCPStore)("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     register_best(TorchSettings())
     groups = (dist.group.WORLD, dist.new_group(backend="ccl", timeout=TIMEOUT))

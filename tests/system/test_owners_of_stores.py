@@ -1,0 +1,160 @@
+"""A client of a store on loopback connects to a server of this user or root only."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+
+from cpulaunch.system import loopback_store
+from cpulaunch.system.loopback_store import loopback_listener, on_loopback, owner_of_server
+from tests.strangers import UID, needs_root
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose sockets are at a port")
+SOON = timedelta(seconds=0.1)
+LISTENER = """
+import os, socket, sys
+if sys.argv[2] == "stranger":
+    os.setgroups([])
+    os.setresgid(*3 * [int(sys.argv[3])])
+    os.setresuid(*3 * [int(sys.argv[3])])
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind((sys.argv[4], int(sys.argv[1])))
+server.listen()
+print(server.getsockname()[1], flush=True)
+client = server.accept()
+print("accepted", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def listen():
+    """A function that starts a process of this user or a stranger, which listens: it, and its port."""
+    with contextlib.ExitStack() as ended:
+
+        def start(user, port=0, address="127.0.0.1"):
+            command = [sys.executable, "-c", LISTENER, str(port), user, str(UID), address]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ended.enter_context(process)
+            ended.callback(process.kill)
+            return process, int(process.stdout.readline())
+
+        yield start
+
+
+def connected(host, port, *arguments, **options):
+    """A store that has connected."""
+    return socket.create_connection((host, port))
+
+
+def never(host, port, *arguments, **options):
+    raise AssertionError("connected")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_client_connects_to_a_server_of_its_own_user(listen, address):
+    _, port = listen("own", address=address)
+    on_loopback(connected)("127.0.0.1", port, timeout=SOON).close()
+
+
+@needs_root
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_client_does_not_connect_to_a_strangers_server(listen, address):
+    _, port = listen("stranger", address=address)
+    with pytest.raises(RuntimeError, match=f"127.0.0.1, {port}.*Another user listens there, with uid {UID}"):
+        on_loopback(never)("127.0.0.1", port, 2, False, SOON)
+
+
+@needs_root
+def test_a_client_waits_until_the_stranger_has_gone_and_rank_0_listens(listen):
+    stranger, port = listen("stranger")
+    listeners = []
+
+    def replace():
+        stranger.kill()
+        stranger.wait()
+        listeners.append(loopback_listener("127.0.0.1", port))
+
+    later = threading.Timer(0.1, replace)
+    later.start()
+    store = on_loopback(lambda *arguments, **options: list(listeners))("127.0.0.1", port)
+    later.join()
+    [listener] = store
+    listener.close()
+
+
+@needs_root
+@pytest.mark.parametrize("prefix", ["", "::ffff:"])
+def test_a_client_drops_a_server_that_a_stranger_has_replaced_when_it_connected(listen, prefix):
+    own = loopback_listener("127.0.0.1", 0)
+    port = own.getsockname()[1]
+
+    def make_store(host, port, **options):
+        own.close()
+        stranger, _ = listen("stranger", port)
+        made = connected(f"{prefix}{host}", port)
+        assert stranger.stdout.readline() == b"accepted\n"
+        stranger.kill()  # A closed connection has no owner: what the stranger sent can still be read.
+        return made
+
+    with pytest.raises(RuntimeError, match=f"port {port}, is no longer one of this user"):
+        on_loopback(make_store)("127.0.0.1", port, timeout=SOON)
+
+
+def test_a_server_may_accept_later_than_its_client_connects():
+    with loopback_listener("127.0.0.1", 0) as own:
+        accepts = threading.Timer(0.1, lambda: accepted.append(own.accept()))
+        accepted = []
+        accepts.start()
+        with on_loopback(connected)("127.0.0.1", own.getsockname()[1], timeout=timedelta(seconds=60)) as store:
+            assert accepted[0][1] == store.getsockname()
+        accepts.join()
+        accepted[0][0].close()
+
+
+def test_sockets_of_the_process_still_block_after_they_were_looked_at():
+    with loopback_listener("127.0.0.1", 0) as own, socket.create_connection(own.getsockname()) as client:
+        own.accept()[0].close()
+        socket.setdefaulttimeout(60)
+        try:
+            on_loopback(lambda *arguments, **options: "store")("127.0.0.1", own.getsockname()[1])
+        finally:
+            socket.setdefaulttimeout(None)
+        assert os.get_blocking(client.fileno())
+        assert os.get_blocking(own.fileno())
+
+
+def test_without_an_answer_of_the_kernel_a_client_connects_at_once(monkeypatch):
+    monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 31)
+    assert on_loopback(lambda *arguments, **options: "store")("127.0.0.1", 1) == "store"
+
+
+@needs_root
+def test_listeners_are_chosen_as_the_kernel_does(listen):
+    """A stranger's listener at another address of the port is none at 127.0.0.1."""
+    with loopback_listener("127.0.0.1", 0) as own:
+        port = own.getsockname()[1]
+        listen("stranger", port, "127.0.0.2")
+        assert owner_of_server(("127.0.0.1", port)) == os.geteuid()
+        assert owner_of_server(("127.0.0.2", port)) == UID
+        assert owner_of_server(("::1", port)) is None
+
+
+@pytest.mark.torch
+def test_without_a_server_the_error_is_torchs_own():
+    dist = pytest.importorskip("torch.distributed")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        texts = []
+        for make_store in (dist.TCPStore, on_loopback(dist.TCPStore)):
+            with pytest.raises(dist.DistNetworkError) as caught:
+                make_store("127.0.0.1", port, 2, False, SOON)
+            texts.append(str(caught.value).splitlines()[0])
+    assert texts[0] == texts[1]
