@@ -20,7 +20,15 @@ from cpulaunch.worker.ccl.wire.errors import CclError, RanksDisagreeError
 from cpulaunch.worker.ccl.works.callback_order import watch_callbacks
 from cpulaunch.worker.ccl.works.executor import Executor, GroupQueue
 from cpulaunch.worker.ccl.works.thread_setup import own_cpus, request_short_slices, thread_cpus
-from cpulaunch.worker.ccl.works.work import MAX_KEPT, CclWork, _future_lock, _kept, unfinished_jobs
+from cpulaunch.worker.ccl.works.work import (
+    MAX_KEPT,
+    TORCH_KEEPS_WORKS,
+    CclWork,
+    _future_lock,
+    _kept,
+    _recent,
+    unfinished_jobs,
+)
 
 pytestmark = pytest.mark.torch
 SECONDS = 20.0
@@ -122,6 +130,26 @@ def test_many_works_may_be_pending_while_another_thread_finishes_some():
     finally:
         sys.setswitchinterval(before)
     assert all(work.wait() for work in works)
+
+
+def test_many_works_may_be_issued_without_a_look_at_each_pending_one(monkeypatch):
+    if not TORCH_KEEPS_WORKS:
+        pytest.skip("this torch drops works: finished ones among many are looked for")
+    one, gate, looks = queue(), threading.Event(), []
+    monkeypatch.setattr("cpulaunch.worker.ccl.works.work.MAX_KEPT", 10)
+    monkeypatch.setattr(CclWork, "is_completed", lambda work: looks.append(work))
+    works = [one.submit(lambda: gate.wait(SECONDS), SECONDS) for _ in range(100)]
+    monkeypatch.undo()
+    gate.set()
+    assert works[-1].wait()
+    assert not looks
+
+
+def test_no_work_of_a_small_view_keeps_a_large_tensor():
+    one, large, small = queue(), torch.zeros(1 << 20), torch.zeros(2)
+    works = [one.submit(lambda tensor=tensor: [tensor], SECONDS) for tensor in (large[:2], small)]
+    assert all(work.wait() for work in works)
+    assert [work in _recent for work in works] == [False, True]
 
 
 def test_a_callback_of_a_future_may_wait_for_works():

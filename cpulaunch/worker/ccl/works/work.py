@@ -55,7 +55,7 @@ def keep_alive(work: "CclWork") -> None:
     is kept until it is waited for, unless there are many finished ones.
     """
     _kept[id(work)] = work
-    if len(_kept) > MAX_KEPT:
+    if not TORCH_KEEPS_WORKS and len(_kept) > MAX_KEPT:
         works = list(_kept.items())  # A copy, because another thread may finish a work meanwhile.
         _kept.pop(next((key for key, each in works if each.is_completed()), -1), None)
 
@@ -65,7 +65,10 @@ def _release(work: "CclWork") -> None:
     if _kept.pop(id(work), None) is None:
         return
     tensors = work._result if isinstance(work._result, list) else ()
-    if all(isinstance(each, torch.Tensor) and each.nbytes < _RECENT_BYTES // len(tensors) for each in tensors):
+    if all(
+        isinstance(each, torch.Tensor) and each.untyped_storage().nbytes() < _RECENT_BYTES // len(tensors)
+        for each in tensors  # A view keeps all of the tensor that it is of.
+    ):
         _recent.append(work)
 
 
