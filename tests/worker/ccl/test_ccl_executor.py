@@ -331,20 +331,22 @@ def test_a_future_that_was_put_off_does_not_wait_for_a_thread_that_hangs(monkeyp
         chained.wait()
 
 
-def test_a_future_is_completed_after_an_interrupt_before_its_callbacks(monkeypatch):
+@pytest.mark.parametrize("interrupts", ["finishing", "torch.is_autocast_enabled"])
+def test_a_future_is_completed_after_interrupts_before_its_callbacks(monkeypatch, interrupts):
     one = queue()
     one.executor._thread = threading.current_thread()  # The waiting thread must run the work.
 
     def interrupted(_):
         raise KeyboardInterrupt
 
-    work = one.submit(lambda: 5, SECONDS)
-    future = work.get_future()
+    works = [one.submit(lambda: 5, SECONDS) for _ in range(2)]
+    future = works[0].get_future()
     one.executor._queue.get()  # As the own thread does while another one runs the work.
     with monkeypatch.context() as patched:
-        patched.setattr("cpulaunch.worker.ccl.works.executor.finishing", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            work.wait()
+        patched.setattr(f"cpulaunch.worker.ccl.works.executor.{interrupts}", interrupted)
+        for work in works:
+            with pytest.raises(KeyboardInterrupt):
+                work.wait()
     threading.Thread(target=one.executor._run_all, daemon=True).start()
     with deadline():
         assert future.wait() == 5
@@ -456,11 +458,12 @@ class InterruptedQueue(deque):
 
 def test_a_work_that_an_interrupt_kept_from_the_queue_is_not_awaited_at_the_end():
     one, done, gate = queue(), [], threading.Event()
-    one.executor._works = InterruptedQueue()
 
     def callback(_):
+        one.executor._works = InterruptedQueue(one.executor._works)
         with pytest.raises(KeyboardInterrupt):
             one.submit(lambda: None, SECONDS)
+        one.executor._works = deque(one.executor._works)
         done.append("interrupted")
 
     one.submit(lambda: gate.wait(SECONDS), SECONDS).get_future().add_done_callback(callback)
@@ -674,19 +677,80 @@ def test_an_interrupted_job_breaks_the_group_and_notifies_others():
 
 
 class InterruptedLock:
-    """A lock whose `acquire` is interrupted before it returns."""
+    """A lock whose `acquire` is interrupted before it returns, as Python handles signals after calls."""
+
+    def __init__(self, lock):
+        self.release, self._is_owned, self._lock = lock.release, lock._is_owned, lock
 
     def acquire(self, blocking=True):
+        self._lock.acquire(blocking)
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_acquiring_the_lock_notifies_others():
-    notices = []
+@pytest.mark.parametrize("call", [lambda one, _: one.do_now(int), lambda _, work: work.wait()], ids=["now", "wait"])
+def test_an_interrupt_while_acquiring_the_lock_notifies_others_and_leaves_it_free(call):
+    notices, gate = [], threading.Event()
     one = GroupQueue(Executor(), lost_peer=lambda: None, notify_others=lambda: notices.append(True))
-    one.executor.lock = InterruptedLock()
+    one.executor._thread = threading.current_thread()
+    work, lock = one.submit(gate.wait, SECONDS), one.executor.lock
+    one.executor.lock = InterruptedLock(lock)
     with pytest.raises(KeyboardInterrupt):
-        one.do_now(lambda: None)
+        call(one, work)
     assert notices == [True]
+    assert not lock._is_owned()
+
+
+def interrupts_once(function, *, is_before):
+    """The function, whose first call is interrupted before it begins or after it has ended."""
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(None)
+        result = None if is_before and len(calls) == 1 else function(*arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+class PoppedAndInterrupted(deque):
+    """A queue whose reader is interrupted once a work is no longer in it."""
+
+    def popleft(self):
+        super().popleft()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("moment", ["popped", "completed", "before callbacks", "ended"])
+def test_a_work_ends_and_its_future_is_completed_whenever_an_interrupt_comes(monkeypatch, moment, is_asked):
+    one = queue()
+    one.executor._thread = threading.current_thread()  # The waiting thread must run the work.
+    work = one.submit(lambda: 5, SECONDS)
+    future = work.get_future() if is_asked else None
+    if moment == "popped":
+        one.executor._works = PoppedAndInterrupted(one.executor._works)
+    elif moment == "before callbacks":
+        changed = interrupts_once(torch.is_autocast_enabled, is_before=False)
+        monkeypatch.setattr("cpulaunch.worker.ccl.works.executor.torch.is_autocast_enabled", changed)
+    else:
+        name = "complete" if moment == "completed" else "_end"
+        monkeypatch.setattr(work, name, interrupts_once(getattr(work, name), is_before=name == "_end"))
+    if moment != "before callbacks" or is_asked:
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    one.executor._works = deque(one.executor._works)
+    threading.Thread(target=one.executor._run_all, daemon=True).start()
+    with deadline():
+        one.executor.drain()
+        assert work.is_completed()
+        assert not one.executor.unfinished
+        if future is not None and moment == "popped":
+            with pytest.raises(RuntimeError, match="interrupted"):
+                future.wait()
+        elif future is not None:
+            assert future.wait() == 5
 
 
 def test_a_work_whose_submission_was_interrupted_runs_before_the_next():

@@ -41,7 +41,7 @@ class Executor:
         self._works: deque[CclWork] = deque()
         self._put_off: list[CclWork] = []  # Completed works whose futures are not: see finish.
         self.unfinished: dict[CclWork, None] = {}  # Works that have not ended, with their callbacks.
-        self.lock = threading.Lock()
+        self.lock: Any = threading.RLock()  # Knows its owner: see do_now.
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # A signal handler may submit works too.
         self.running_thread = self._callback_thread = 0  # The threads that run a job, and callbacks.
@@ -92,10 +92,7 @@ class Executor:
                 self._complete_future(work)
 
     def _complete_future(self, work: CclWork) -> None:
-        """Effect: callbacks run in torch's default modes, whatever those of this thread, as they do with gloo.
-
-        An interrupt before the first callback puts the future off.
-        """
+        """Effect: callbacks run in torch's default modes, whatever those of this thread, as they do with gloo."""
         outer = self._callback_thread
         autocasts = torch.is_autocast_enabled("cpu")  # torch.autocast would empty the cache of all threads.
         try:
@@ -105,8 +102,6 @@ class Executor:
                 work.complete_future()
         finally:
             self._callback_thread = outer
-            if work in self.unfinished:
-                self._put_off.insert(0, work)
             torch.set_autocast_enabled("cpu", autocasts)
 
     def check_process(self) -> None:
@@ -133,11 +128,15 @@ class Executor:
         try:
             if self._callback_thread == threading.get_ident():
                 self._run_works(work)
-            elif not (has_own_timeout or self.may_hang) and self.lock.acquire(blocking=False):
+            elif not (has_own_timeout or self.may_hang or self.lock._is_owned()):
                 try:
-                    self._run_works(work)
+                    if self.lock.acquire(blocking=False):
+                        self._run_works(work)
                 finally:
-                    self.lock.release()
+                    try:  # noqa: SIM105 - as in do_now
+                        self.lock.release()
+                    except RuntimeError:
+                        pass
                     if self._put_off:  # After an interrupt.
                         self._queue.put(None)
         except CclError:
@@ -205,8 +204,12 @@ class Executor:
 
     def _complete_first(self, is_chosen: Callable[[CclWork], bool]) -> bool:
         work = next(filter(is_chosen, list(self._put_off)), None)
-        if work is not None and self._take(work):
-            self._complete_future(work)
+        try:
+            if work is not None and self._take(work):
+                self._complete_future(work)
+        except BaseException:
+            self._put_off_again(work)
+            raise
         return work is not None
 
     def _take(self, work: CclWork) -> bool:
@@ -218,9 +221,10 @@ class Executor:
 
     def _run_next(self) -> None:
         """Effect: runs and finishes a work. Errors but RanksDisagreeError, which all ranks raise, break its group."""
-        work = self._works.popleft()
+        work = self._works[0]
         queue = work.queue
         try:
+            self._works.popleft()
             if queue.broken is not None:
                 self.finish(work, CclError(f"the group is broken: {queue.broken}"))
                 return
@@ -232,8 +236,14 @@ class Executor:
                     queue.give_up(error)
                 self.finish(work)
         except BaseException:
-            work.finish(CclError(INTERRUPTED))
+            work.complete(CclError(INTERRUPTED))
+            self._put_off_again(work)
             raise
+
+    def _put_off_again(self, work: CclWork | None) -> None:
+        """Effect: after an interrupt before the callbacks, another thread completes the work's future."""
+        if work in self.unfinished and work not in self._put_off:
+            self._put_off.insert(0, work)
 
     def close(self) -> None:
         """Effect: the thread ends after the works submitted so far."""
@@ -292,20 +302,25 @@ class GroupQueue:
     def do_now(self, job: Callable[[], Any]) -> DoneWork | None:
         """The finished work of the job, run in this thread; None if earlier works are pending.
 
-        Raises: the job's error.
+        Python handles signals after calls, so an interrupt may come before it is known whether the lock was acquired,
+        and before a second call releases it. Raises: the job's error.
         """
         self._check()
-        executor, is_acquired = self.executor, False
+        executor = self.executor
+        if executor.lock._is_owned():
+            return None
         try:
-            is_acquired = executor.lock.acquire(blocking=False)
-            return DoneWork(executor.run(job)) if is_acquired and not executor._works else None
+            is_first = executor.lock.acquire(blocking=False) and not executor._works
+            return DoneWork(executor.run(job)) if is_first else None
         except BaseException as error:  # An interrupt breaks the group too: the other ranks have begun.
             if not isinstance(error, RanksDisagreeError):
                 self.give_up(error)
             raise
         finally:
-            if is_acquired:
+            try:  # noqa: SIM105 - suppress would be a call
                 executor.lock.release()
+            except RuntimeError:  # Another thread has it.
+                pass
 
     def give_up(self, why: BaseException) -> None:
         """Effect: the group is broken, in this rank and in the others."""

@@ -135,9 +135,10 @@ class CclWork(Work):
     def complete_future(self) -> None:
         """Effect: completes the future, whose callbacks run in this thread, then wakes all waiting threads."""
         try:
-            self._set_future()
+            if self._future is not None:  # Else an interrupt came before the end of a work without one.
+                self._set_future()
         finally:
-            if self._done.done():  # Else an interrupt came before.
+            if self._future is None or self._done.done():  # Else an interrupt came before.
                 self._end()
 
     def _end(self) -> None:
