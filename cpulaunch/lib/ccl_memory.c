@@ -195,6 +195,10 @@ static const struct arithmetic {
  * Barrier
  */
 
+static uint64_t least(uint64_t a, uint64_t b) {
+    return a < b ? a : b;
+}
+
 static uint64_t now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -239,31 +243,47 @@ static int is_aborted(const struct group *group) {
     return (int)__atomic_load_n(&group->ranks[group->rank].slot->has_left, __ATOMIC_ACQUIRE);
 }
 
-/* Sleeps until the rank has arrived; returns DONE, or why it does not arrive. */
-static enum outcome await_rank(const struct group *group, const struct rank *rank, uint64_t deadline) {
-    struct slot *slot = rank->slot;
-    int exited = 0;
-    for (;;) {
-        /* Read before the count: the rank may arrive, and then leave or exit, in between. */
-        int left = (int)__atomic_load_n(&slot->has_left, __ATOMIC_ACQUIRE);
+/* Whether a rank that has not reached the barrier never will: DONE if all may, else why not, and sets failed_rank. Ranks
+ * leave when they lose one, so one that has exited, which only the kernel knows, is named before those that have left. */
+static enum outcome find_lost(const struct group *group, struct operation *operation, int asks_kernel) {
+    enum outcome outcome = DONE;
+    for (uint32_t other = 0; other < group->size && outcome != EXITED; other++) {
+        const struct rank *rank = &group->ranks[other];
+        if (other == group->rank || has_arrived(rank->slot, group->number))
+            continue;
+        int left = (int)__atomic_load_n(&rank->slot->has_left, __ATOMIC_ACQUIRE);
+        /* The count is read again after this: the rank may have arrived, and then have left or exited, in between. */
+        if ((left || (asks_kernel && has_exited(rank))) && !has_arrived(rank->slot, group->number)) {
+            outcome = left ? LEFT : EXITED;
+            operation->failed_rank = (int32_t)other;
+        }
+    }
+    return outcome;
+}
+
+/* Sleeps until the rank has arrived; returns DONE, or why it or another one does not arrive, and sets failed_rank. */
+static enum outcome await_rank(const struct group *group, uint32_t awaited, struct operation *operation) {
+    struct slot *slot = group->ranks[awaited].slot;
+    for (int asks_kernel = 0;;) {
         uint32_t seen = __atomic_load_n(&slot->count, __ATOMIC_ACQUIRE);
         if ((int32_t)(seen - group->number) >= 0)
             return DONE;
-        if (left || exited)
-            return left ? LEFT : EXITED;
         if (is_aborted(group))
             return ABORTED;
-        uint64_t time = now(), left_over = deadline > time ? deadline - time : 0;
+        enum outcome outcome = find_lost(group, operation, asks_kernel);
+        if (asks_kernel) /* at the end of the interval too: a signal before the sleep has not ended it */
+            return outcome != DONE ? outcome : INTERRUPTED;
+        if ((asks_kernel = outcome != DONE))
+            continue;
+        uint64_t time = now(), left_over = operation->deadline > time ? operation->deadline - time : 0;
+        operation->failed_rank = (int32_t)awaited;
         if (left_over == 0)
             return LATE;
-        uint64_t sleep = left_over < group->poll_nanoseconds ? left_over : group->poll_nanoseconds;
+        uint64_t sleep = least(left_over, group->poll_nanoseconds);
         struct timespec interval = {(time_t)(sleep / 1000000000u), (long)(sleep % 1000000000u)};
         __atomic_store_n(&slot->sleepers[group->number & 1], 1, __ATOMIC_SEQ_CST); /* see arrive */
-        if (syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) == 0 || errno == EAGAIN)
-            continue;
         /* After a signal too, as one each interval would end all sleeps before their time. */
-        if (!(exited = has_exited(rank)))
-            return INTERRUPTED; /* at the end of the interval too: a signal before the sleep has not ended it */
+        asks_kernel = syscall(SYS_futex, &slot->count, FUTEX_WAIT, seen, &interval, NULL, 0) != 0 && errno != EAGAIN;
     }
 }
 
@@ -272,10 +292,8 @@ static enum outcome await_all(const struct group *group, struct operation *opera
     uint64_t until = 0;
     for (uint32_t step = 1; step < group->size; step++) {
         uint32_t other = (group->rank + step) % group->size;
-        const struct rank *rank = &group->ranks[other];
         enum outcome outcome =
-            arrives_soon(group, rank->slot, &until) ? DONE : await_rank(group, rank, operation->deadline);
-        operation->failed_rank = (int32_t)other;
+            arrives_soon(group, group->ranks[other].slot, &until) ? DONE : await_rank(group, other, operation);
         if (outcome != DONE)
             return outcome;
     }
@@ -314,10 +332,6 @@ void cpulaunch_ccl_leave(const struct group *group) {
  */
 
 #define ALIGNED_BYTES 512 /* of shares and blocks: no two ranks write to the same cache line */
-
-static uint64_t least(uint64_t a, uint64_t b) {
-    return a < b ? a : b;
-}
 
 /* The largest number of bytes of a block that are in one piece. */
 static uint64_t step_bytes(const struct group *group, const struct operation *operation) {
@@ -379,11 +393,12 @@ static void fill(const struct group *group, const struct operation *operation) {
         }
 }
 
-/* Copies the piece from the payloads of the senders, or all ranks' shares of it, to this rank's target. */
+/* Copies the piece from the payloads of the senders, or all ranks' shares of it, to this rank's target: first from this
+ * rank's own, which is still in its cache. */
 static void drain(const struct group *group, const struct operation *operation) {
     const uint64_t *splits = operation->splits != NULL ? operation->splits + group->size : NULL;
     uint64_t offset = operation->scatters ? group->rank * step_bytes(group, operation) : 0;
-    for (uint32_t step = 1; step <= group->size && operation->target != NULL; step++) {
+    for (uint32_t step = 0; step < group->size && operation->target != NULL; step++) {
         uint32_t other = (group->rank + step) % group->size;
         const uint8_t *payload = group->ranks[other].payloads[operation->parity];
         if (has_shares(group, operation)) {
@@ -469,6 +484,7 @@ static enum outcome announce(struct group *group, struct operation *operation) {
 }
 
 enum phase { ANNOUNCE, MEET, REDUCED };
+#define PIECES_AT_ONCE 64 /* Ranks that are never late do not sleep, so no signal ends a sleep. */
 
 /* Runs the operation, whose phase is 0, or continues it after INTERRUPTED. */
 int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
@@ -498,8 +514,8 @@ int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
         }
         operation->done += step_bytes(group, operation);
         operation->phase = ANNOUNCE;
-    } while (operation->done < operation->bytes);
-    return DONE;
+    } while (operation->done < operation->bytes && group->piece % PIECES_AT_ONCE != 0);
+    return operation->done < operation->bytes ? INTERRUPTED : DONE;
 }
 
 /* Reduces the `bytes` bytes at the address over all ranks. */

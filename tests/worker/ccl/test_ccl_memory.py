@@ -461,6 +461,44 @@ def test_a_late_rank_is_lost_at_the_timeout_and_not_at_the_next_look():
     assert time.monotonic() - started < SECONDS / 4
 
 
+def exited():
+    """The number and a descriptor of a process that has exited."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(child)
+    os.waitpid(child, 0)
+    return child, pidfd
+
+
+@pytest.mark.parametrize("how", ["exits", "leaves", "exits, and another one leaves because of it"])
+def test_the_rank_that_is_lost_is_named_while_another_one_is_late(how):
+    """It was noticed after the late one had come, or never, and then the late one was named."""
+    group, late, lost = groups_of(3)
+    group.native.poll_nanoseconds = 10**6
+    if how != "leaves":
+        group.native.ranks[2].process, group.native.ranks[2].pidfd = exited()
+        group.processes[2] = group.native.ranks[2].process
+    if how != "exits":
+        (lost if how == "leaves" else late).leave()
+    verb = "left" if how == "leaves" else "exited"
+    with pytest.raises(PeerLostError, match=rf"rank 2 of the group \(process {group.processes[2]}\) {verb}"):
+        group.run_call(BARRIER)
+
+
+def test_signals_are_handled_during_a_collective_in_which_no_rank_is_late():
+    tensor, handled = torch.ones(16 * IN_A_MEBIBYTE), []
+
+    def rank_does(path, rank):
+        native = path._continue
+        path._continue = lambda *pointers: handled.append(rank) or native(*pointers)
+        return all_reduced(lambda _: tensor.clone())(path, rank)
+
+    for result in together(2, rank_does):
+        assert torch.equal(result, 2 * tensor)
+    assert set(handled) == {0, 1}
+
+
 @pytest.mark.parametrize("is_reused", [False, True])
 def test_a_closed_descriptor_of_a_process_does_not_mean_that_it_has_exited(is_reused):
     """A program may close all descriptors, as daemons do, and open files with the same numbers."""
