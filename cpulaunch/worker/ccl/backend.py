@@ -3,7 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -62,20 +62,21 @@ class CclGroup(c10d.ProcessGroup):
         # How to reach the other ranks: the path, or what connects them during set-up. Works that are kept for a while
         # refer to this list and not to the group, which torch before 2.6 destroys by dropping it.
         self._peers: list[Any] = []
-        with group_setup.shared_fate(store, rank) as store:
+        with group_setup.shared_fate(store, rank) as store, ExitStack() as after_failure:
             path = group_setup.requested_path()
             memory = group_setup.join_memory_path(store, path, rank=rank, size=size, timeout=timeout)
-            self._gloo = group_setup.open_gloo(store, rank, size, timeout)
             self._is_in_memory = isinstance(memory, MemoryPath)
+            if isinstance(memory, MemoryPath):
+                self._ops = memory
+                after_failure.callback(memory.close)  # Ranks that have finished their set-up learn it by this alone.
+            self._gloo = group_setup.open_gloo(store, rank, size, timeout, memory)
             self._queue = GroupQueue(
                 Executor(thread_cpus(os.environ)) if self._is_in_memory else shared_executor(),
                 lost_peer=partial(_first_lost, self._peers),
                 notify_others=partial(_leave_all, self._peers),
             )
             self.set_timeout(timeout)
-            if isinstance(memory, MemoryPath):
-                self._ops = memory
-            else:
+            if isinstance(memory, str):
                 join = partial(group_setup.join_oneccl, store, rank, size, self._seconds, on_connect=self._peers.append)
                 self._ops = group_setup.join_oneccl_or_not(
                     lambda: self._queue.submit(join, self._seconds).result(), memory, path, rank=rank
@@ -83,6 +84,7 @@ class CclGroup(c10d.ProcessGroup):
             self.path = "memory" if self._is_in_memory else "oneccl" if self._ops else "gloo"
             self.uses_gloo = self._ops is None
             self._peers[:] = [] if self._ops is None else [self._ops]
+            after_failure.pop_all()
         self._leave_if_dropped = weakref.finalize(self, group_setup.leave_dropped, self._queue, self._ops)
         self._leave_if_dropped.atexit = False
 

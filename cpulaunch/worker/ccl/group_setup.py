@@ -73,19 +73,20 @@ def _tell(store: Any, failure: str) -> None:
         store.compare_set(FAILURE_KEY, "", failure)
 
 
-def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def open_gloo(store: Any, rank: int, size: int, timeout: timedelta, memory: MemoryPath | str = "") -> Any:
     """A group over gloo, once all ranks have created it. Raises: CclError as soon as the set-up of a rank fails.
 
     A thread that waits for a lost rank in gloo itself cannot be ended, and one that wakes while the interpreter shuts
     down ends the process with SIGABRT (pytorch issue 38228): so ranks begin together.
     """
-    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds()).on("gloo begins")
+    exited = memory.exited if isinstance(memory, MemoryPath) else lambda: None
+    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds(), exited).on("gloo begins")
     made: futures.Future[Any] = futures.Future()
 
     def make() -> None:
         try:
             backend = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-            _wait_for_all(store, rank, size, timeout)
+            _wait_for_all(store, rank, size, timeout, exited)
             made.set_result(backend)
         except Exception as error:  # noqa: BLE001 - raised by the calling thread
             made.set_exception(error)
@@ -105,12 +106,12 @@ def open_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group
 
 
-def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+def _wait_for_all(store: Any, rank: int, size: int, timeout: timedelta, exited: Callable[[], int | None]) -> None:
     """Effect: returns once all ranks have connected: one that destroys its group closes connections of slower ones.
 
     Rank 0 usually runs the store's server, and may exit at once: it returns once the others need the store no more.
     """
-    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds()).on("gloo made")
+    Agreement(store, rank, size, time.monotonic() + timeout.total_seconds(), exited).on("gloo made")
     if rank:
         store.set(f"gloo seen/{rank}", "")
     elif size > 1:

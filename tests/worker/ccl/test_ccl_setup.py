@@ -1,8 +1,10 @@
 """Ranks join a group: they verify each other, all agree on a path, and a failure in one is an error in all."""
 
 import contextlib
+import errno
 import fcntl
 import gc
+import mmap
 import os
 import resource
 import subprocess
@@ -412,3 +414,49 @@ def test_a_process_that_has_not_opened_the_memory_is_no_rank():
     child.communicate()
     gc.collect()
     assert pidfds() == before
+
+
+def test_a_rank_that_cannot_map_the_memory_is_a_reason_for_all(monkeypatch):
+    """As with a limit on its address space. It had an error, and the others waited for it."""
+
+    def fail(descriptor, length):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(setup.mmap, "mmap", fail)
+    assert [str(each).split(":", 1)[1] for each in joined(2)] == [" [Errno 12] Cannot allocate memory"] * 2
+
+
+def test_a_rank_whose_set_up_fails_at_its_end_leaves_the_group():
+    """One that had finished its own waited for it until the group's timeout."""
+    store = dist.HashStore()
+
+    class Failing(CclGroup):
+        def set_timeout(self, timeout):
+            raise CclError("rank 1 fails")
+
+    def join(rank):
+        group = (Failing if rank else CclGroup)(store, rank, 2, timedelta(seconds=SECONDS))
+        started = time.monotonic()
+        with pytest.raises(PeerLostError, match=r"rank 1 of the group .* left the group"):
+            group.barrier().wait()
+        group.abort()
+        return time.monotonic() - started
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        first, second = (pool.submit(join, rank) for rank in (0, 1))
+        with pytest.raises(CclError, match="rank 1 fails"):
+            second.result(SECONDS)
+        assert first.result(SECONDS) < SECONDS / 2
+
+
+def test_a_rank_that_exits_before_gloo_begins_is_named():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(child)
+    os.waitpid(child, 0)
+    memory = mmap.mmap(-1, bytes_needed(2))
+    path = MemoryPath(memory, rank=0, processes=[os.getpid(), child], pidfds=[-1, pidfd], seconds=SECONDS)
+    with pytest.raises(PeerLostError, match="rank 1 of the group exited during set-up"):
+        open_gloo(dist.HashStore(), 0, 2, timedelta(seconds=SECONDS), path)
+    path.close()

@@ -7,10 +7,11 @@ The path needs no busy thread and no space in /dev/shm.
 import ctypes
 import mmap
 import os
+import select
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +40,7 @@ class MemoryPath(CollectivePath):
             raise OSError("the compiled library is missing")
         self.rank, self.size = rank, size
         self.processes, self._owner = list(processes), os.getpid()
+        self.exited = partial(first_exited, list(pidfds))  # For the group's set-up.
         self._close_pidfds = weakref.finalize(self, close_all, list(pidfds))
         self._close_pidfds.atexit = False
         anchor = ctypes.c_char.from_buffer(memory)
@@ -182,3 +184,13 @@ def _cpus(process: int) -> set[int]:
     with suppress(OSError):
         return os.sched_getaffinity(process)
     return set()
+
+
+def first_exited(pidfds: Sequence[int]) -> int | None:
+    """A rank whose process has exited; None if none is known to have."""
+    poll = select.poll()
+    for pidfd in pidfds:
+        if pidfd >= 0:
+            poll.register(pidfd, select.POLLIN)
+    ready = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}  # None that the program has closed.
+    return next((rank for rank, pidfd in enumerate(pidfds) if pidfd in ready), None)

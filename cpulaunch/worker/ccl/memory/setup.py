@@ -12,7 +12,6 @@ proc_pid_fd(5); pidfd_open(2).
 import fcntl
 import mmap
 import os
-import select
 import stat
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any
 
 from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
 from cpulaunch.worker.ccl.memory.library import bytes_needed, load
-from cpulaunch.worker.ccl.memory.path import MemoryPath, close_all
+from cpulaunch.worker.ccl.memory.path import MemoryPath, close_all, first_exited
 from cpulaunch.worker.ccl.wire.agreement import Agreement
 from cpulaunch.worker.ccl.wire.errors import UnavailableError
 
@@ -42,7 +41,8 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> MemoryPa
     exits, or does not join within `seconds`.
     """
     pidfds: list[int] = []
-    agree = Agreement(store, rank, size, time.monotonic() + seconds, exited=lambda: _exited(pidfds)).on
+    mapped: list[mmap.mmap] = []
+    agree = Agreement(store, rank, size, time.monotonic() + seconds, exited=lambda: first_exited(pidfds)).on
     with ExitStack() as resources, ExitStack() as after_failure:
         rows = [each.split() for each in agree(f"{KEY}/hosts", partial(_introduced, rank, size, resources))]
         if len({host for host, _, _ in rows}) > 1:
@@ -52,9 +52,8 @@ def join_memory(store: Any, *, rank: int, size: int, seconds: float) -> MemoryPa
         pidfds += [-1 if other == rank else _open_pidfd(process) for other, process in enumerate(processes)]
         opened = agree(f"{KEY}/opened", lambda: str(_opened(processes[0], first, size, resources)))
         descriptors = [int(each) for each in opened]
-        agree(f"{KEY}/verified", lambda: _verified(processes, descriptors, rank, pidfds))
-        memory = mmap.mmap(descriptors[rank], bytes_needed(size))
-        group = MemoryPath(memory, rank=rank, processes=processes, pidfds=pidfds, seconds=seconds)
+        agree(f"{KEY}/verified", lambda: _verified(processes, descriptors, rank, pidfds, mapped))
+        group = MemoryPath(*mapped, rank=rank, processes=processes, pidfds=pidfds, seconds=seconds)
         after_failure.pop_all()
         return group
 
@@ -100,8 +99,10 @@ def _opened(process: int, descriptor: int, size: int, resources: ExitStack) -> i
     return opened
 
 
-def _verified(processes: Sequence[int], descriptors: Sequence[int], rank: int, pidfds: Sequence[int]) -> str:
-    """Raises: OSError, UnavailableError unless every process has opened the memory and runs."""
+def _verified(
+    processes: Sequence[int], descriptors: Sequence[int], rank: int, pidfds: Sequence[int], mapped: list[mmap.mmap]
+) -> str:
+    """Effect: adds the memory to `mapped`. Raises: OSError, UnavailableError unless every process has it and runs."""
     mine = os.fstat(descriptors[rank])
     for process, descriptor in zip(processes, descriptors, strict=True):
         try:
@@ -110,9 +111,10 @@ def _verified(processes: Sequence[int], descriptors: Sequence[int], rank: int, p
             raise UnavailableError(FORBIDDEN) from None
         if not os.path.samestat(mine, theirs):
             raise UnavailableError(FORBIDDEN)
-    lost = _exited(pidfds)
+    lost = first_exited(pidfds)
     if lost is not None:
         raise OSError(f"rank {lost} has exited")
+    mapped.append(mmap.mmap(descriptors[rank], bytes_needed(len(processes))))
     return ""
 
 
@@ -121,13 +123,3 @@ def _open_pidfd(process: int) -> int:
     with suppress(OSError):
         return os.pidfd_open(process)
     return -1
-
-
-def _exited(pidfds: Sequence[int]) -> int | None:
-    """A rank whose process has exited; None if none is known to have."""
-    poll = select.poll()
-    for pidfd in pidfds:
-        if pidfd >= 0:
-            poll.register(pidfd, select.POLLIN)
-    ready = {pidfd for pidfd, event in poll.poll(0) if event & select.POLLIN}  # None that the program has closed.
-    return next((rank for rank, pidfd in enumerate(pidfds) if pidfd in ready), None)
