@@ -325,7 +325,7 @@ class CclGroup(c10d.ProcessGroup):
             self._end("it was destroyed")
 
     def abort(self) -> None:
-        """Effect: all works of the group fail, in this rank and in the others, now and later."""
+        """Effect: the group's works fail, here and in other ranks, now and later, but one there that has its data."""
         self._queue.give_up(CclError("it was aborted"))
         self._ops = None
         self._end("it was aborted")
