@@ -3,8 +3,8 @@
  * that fit into caches, and a barrier after each step tells that its data are there. A rank writes only to its own part of
  * that memory and to its own tensors: a late rank cannot change a tensor of a rank that has given up.
  *
- * cpulaunch/worker/ccl/memory/library.py has the same structures. A function returns at a signal, so that Python can run
- * its handlers, and is then called again. Sources: futex(2), pidfd_open(2).
+ * cpulaunch/worker/ccl/memory/library.py has the same structures. A function returns at a signal, and after some pieces,
+ * so that Python can run handlers, and is then called again. Sources: futex(2), pidfd_open(2).
  */
 #if !defined(__x86_64__) || defined(__ILP32__)
 #error "the library of collectives is for x86-64 only: its memory order is not tested on other processors"
@@ -258,7 +258,7 @@ static enum outcome find_lost(const struct group *group, struct operation *opera
             operation->failed_rank = (int32_t)other;
         }
     }
-    return outcome;
+    return outcome == LEFT && !asks_kernel ? find_lost(group, operation, 1) : outcome;
 }
 
 /* Sleeps until the rank has arrived; returns DONE, or why it or another one does not arrive, and sets failed_rank. */
@@ -271,10 +271,8 @@ static enum outcome await_rank(const struct group *group, uint32_t awaited, stru
         if (is_aborted(group))
             return ABORTED;
         enum outcome outcome = find_lost(group, operation, asks_kernel);
-        if (asks_kernel) /* at the end of the interval too: a signal before the sleep has not ended it */
+        if (asks_kernel || outcome != DONE) /* also after the interval: a signal before the sleep has not ended it */
             return outcome != DONE ? outcome : INTERRUPTED;
-        if ((asks_kernel = outcome != DONE))
-            continue;
         uint64_t time = now(), left_over = operation->deadline > time ? operation->deadline - time : 0;
         operation->failed_rank = (int32_t)awaited;
         if (left_over == 0)
@@ -484,7 +482,7 @@ static enum outcome announce(struct group *group, struct operation *operation) {
 }
 
 enum phase { ANNOUNCE, MEET, REDUCED };
-#define PIECES_AT_ONCE 64 /* Ranks that are never late do not sleep, so no signal ends a sleep. */
+#define PIECES_AT_ONCE 64 /* before Python may run handlers: where no rank is late, none sleeps until a signal comes */
 
 /* Runs the operation, whose phase is 0, or continues it after INTERRUPTED. */
 int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
