@@ -155,13 +155,13 @@ def smt_siblings(facts: Facts) -> tuple[Finding, ...]:
 
 
 def shared_memory(facts: Facts) -> tuple[Finding, ...]:
-    """Whether /dev/shm has room for the batches of DataLoader workers."""
+    """Whether /dev/shm has room for the batches of DataLoader workers, and for the page of an OpenMP runtime."""
     if not facts.live:
         return skipped("not available for a captured machine")
     if facts.shm is None:
         return skipped("there is no /dev/shm here")
     found = f"{size_text(facts.shm.total_bytes)}, {size_text(facts.shm.free_bytes)} free"
-    why = "DataLoader workers pass batches through it; when it is full they are killed by SIGBUS"
+    why = "DataLoader workers pass batches through it, and some OpenMP runtimes start with it; full, it kills by SIGBUS"
     fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm"
     if facts.shm.total_bytes <= 64 * MIB:
         return problem(found, why=why + " (64 MiB is Docker's default)", fix=fix)

@@ -69,6 +69,7 @@ def probe_host(
         caches=caches,
         kernel=read_kernel(root, first_cpu=min(ids.online), try_mempolicy=full or len(nodes) > 1),
         memory_bytes=read_memory(root),
+        shm_free_bytes=read_free_space("/dev/shm") if root.live else None,
         libraries=_libraries(root, arch, prefix=prefix, environ=environ),
         gpus=_gpus(root, all_of_them=full),
         torch=torch,
@@ -83,6 +84,15 @@ def _with_frequencies(cpu: CpuInfo) -> CpuInfo:
 
     current, maximum = read_frequencies()
     return replace(cpu, current_mhz=current, max_mhz=maximum)
+
+
+def read_free_space(folder: str) -> int | None:
+    """Bytes that this user can still write there; None if there is no such folder, or no limit (tmpfs, size=0)."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
 def _libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:

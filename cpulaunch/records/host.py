@@ -303,7 +303,8 @@ class Host:
     `can_bind`: whether the operating system lets a process choose its CPUs (macOS does not). `torch_known`: whether
     the packages of the worker's Python were found, so that `torch` None means that it has none. `plugin_path`: the
     folder that makes cpulaunch's plugin known to a Python in which cpulaunch is not installed; None if none is needed.
-    `calibration`: what this user measured here with this torch.
+    `calibration`: what this user measured here with this torch. `shm_free_bytes`: what is free of /dev/shm; None if
+    there is no such folder, or it has no limit.
     """
 
     arch: str
@@ -315,6 +316,7 @@ class Host:
     caches: tuple[Cache, ...] = ()
     kernel: Kernel = Kernel()
     memory_bytes: int | None = None
+    shm_free_bytes: int | None = None
     libraries: tuple[Library, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     torch: Torch | None = None

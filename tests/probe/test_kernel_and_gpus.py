@@ -33,6 +33,7 @@ def test_kernel_settings() -> None:
 def test_a_captured_machine_has_no_facts_of_this_process() -> None:
     kernel = host_of(RootSpec()).kernel
     assert (kernel.mempolicy, kernel.page_bytes, kernel.governor, kernel.release) == ("unknown", None, None, None)
+    assert host_of(RootSpec()).shm_free_bytes is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory policies are Linux's")

@@ -172,7 +172,25 @@ def _runs_command(request: LaunchRequest) -> bool:
 _INTEL = "with Intel's runtime threads wait less, and small operations have less overhead"
 
 
+MIN_SHM_BYTES = 1024 * 1024
+"""Of a page for each process; the rest is for what other programs write meanwhile."""
+_SHM_FULL = "/dev/shm is full: Intel's and LLVM's runtimes, which write to it as they start, would die of SIGBUS"
+
+
 def _openmp(host: Host, request: LaunchRequest) -> _Preference:
+    """The preferred runtime; none that a full /dev/shm would kill, unless the command line insists on it.
+
+    Source: LLVM 20, openmp/runtime/src/kmp_runtime.cpp, __kmp_register_library_startup: a page that it maps.
+    """
+    preference = _preferred_openmp(host, request)
+    if not preference.names or host.shm_free_bytes is None or host.shm_free_bytes >= MIN_SHM_BYTES:
+        return preference
+    if preference.required:
+        return replace(preference, warning=_SHM_FULL)
+    return _Preference("openmp", (), "default", _SHM_FULL)
+
+
+def _preferred_openmp(host: Host, request: LaunchRequest) -> _Preference:
     decided = _decided(host, request, "openmp")
     if decided is not None:
         return _with_fallbacks(decided, ("intel",) if host.arch in X86 else ())

@@ -3,6 +3,7 @@
 import pytest
 
 from cpulaunch.plan.planner import make_plan, preload_candidates
+from cpulaunch.plan.variables.preloads import MIN_SHM_BYTES
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.host import CpuInfo, Host, Torch
 from cpulaunch.records.plan import LaunchPlan, Note
@@ -221,6 +222,28 @@ def test_on_arm_torchs_own_runtime_leads_the_list() -> None:
     assert preloaded(plan(host, environ=own)) == "/my/libgomp.so.1:/usr/lib/libtcmalloc.so"
     spaced = replace(MKL, bundled_openmp="/my env/libgomp.so.1")
     assert preloaded(plan(libraries(ARM, "tcmalloc", torch=spaced))) == "/usr/lib/libtcmalloc.so"
+
+
+@pytest.mark.parametrize(
+    ("free", "flags", "used", "warned"),
+    [
+        (None, "", True, False),
+        (MIN_SHM_BYTES, "", True, False),
+        (MIN_SHM_BYTES - 1, "", False, False),
+        (0, "--openmp llvm", True, True),
+        (0, "--openmp default", False, False),
+    ],
+)
+def test_a_full_dev_shm_kills_runtimes(free: int | None, flags: str, used: bool, warned: bool) -> None:
+    made = plan(replace(libraries(XEON, "intel", "llvm"), shm_free_bytes=free), flags)
+    assert (preloaded(made) is not None) == used
+    assert any("/dev/shm is full" in warning for warning in made.warnings) == warned
+    assert ("/dev/shm is full" in note(made, "openmp").reason) == (not used and not flags)
+
+
+def test_in_a_full_dev_shm_a_profiles_runtime_is_left_out() -> None:
+    full = replace(libraries(XEON, "intel", "llvm"), shm_free_bytes=0)
+    assert names(full, profile={"openmp": "llvm"}) == []
 
 
 def test_torch_that_includes_intels_runtime_needs_no_other() -> None:
