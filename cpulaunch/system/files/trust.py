@@ -117,6 +117,11 @@ def insecure_part(path: str) -> str | None:
     return None
 
 
+def is_reachable(path: str) -> bool:
+    """Whether other users can enter this folder, so that they may read and lock files in it. Raises: OSError."""
+    return all(status.st_mode & OPEN_TO_OTHERS for _, status, _, _ in _parts(path))
+
+
 def secure_path(path: str, folder: int) -> str | None:
     """The path without links of the folder that was opened at `path`; None if other users can rename or replace it.
 

@@ -14,7 +14,7 @@ import tempfile
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
-from cpulaunch.system.files.trust import make_secure_folder
+from cpulaunch.system.files.trust import is_reachable, make_secure_folder
 from cpulaunch.worker.reporting.degradation import warned
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -48,17 +48,25 @@ def _default_of_torch() -> str | None:
 
 
 def _private_folder(names: list[str]) -> str:
-    """torch's default folder, or this user's cache where others can change that; in it, the folder of these names."""
-    failures = []
+    """torch's default folder, or this user's cache where others can change that; in it, the folder of these names.
+
+    A folder that others can read, as torch makes it, is the last choice: compiling waits while they lock files in it.
+    """
+    failures, readable = [], []
     for find in (_default, _own_cache):
         try:
             folder = make_secure_folder(os.path.join(find(), *names))
-            if os.access(folder, os.W_OK | os.X_OK):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                failures.append(f"{folder} is not writable")
+            elif is_reachable(folder):
+                readable.append(folder)
+            else:
                 return folder
-            failures.append(f"{folder} is not writable")
         except (OSError, ValueError) as error:
             reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
             failures.append(": ".join(filter(None, [path, reason])) or str(error))
+    if readable:
+        return readable[0]
     raise RuntimeError(f"no private folder for compiled code ({'; '.join(failures)}); set {VARIABLE}")
 
 

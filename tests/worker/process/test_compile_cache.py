@@ -94,6 +94,20 @@ def test_a_folder_that_others_can_write_is_not_used(temporary, name):
     assert chosen() == own_cache(temporary)
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])
+def test_a_folder_in_which_others_can_lock_files_is_the_last_choice(temporary, monkeypatch, mode):
+    """As torch makes it."""
+    folder = temporary / "torchinductor_me"
+    folder.mkdir()
+    folder.chmod(mode)
+    assert chosen() == own_cache(temporary)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    assert chosen() == folder
+    temporary.chmod(0o700)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert chosen() == folder
+
+
 def test_without_a_private_folder_the_reason_is_told(temporary, monkeypatch):
     temporary.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary))
