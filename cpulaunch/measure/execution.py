@@ -12,18 +12,22 @@ from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.metrics import LineReader, Metric, metric_name
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
 from cpulaunch.launch.process.program import child_environ
-from cpulaunch.launch.process.run_directory import make_unique_directory
+from cpulaunch.launch.process.run_directory import (
+    events_path,
+    make_event_files,
+    make_events_directory,
+    make_spare_folder,
+)
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
-from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, quoted
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError, quoted
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.reading import read_start
-from cpulaunch.system.files.writing import create
 from cpulaunch.system.root import Root
 from cpulaunch.system.signals import SIGKILL
 
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from cpulaunch.records.request import Program
 
 MAX_REPORT_BYTES = 1 << 26
+PLAIN_WORKER = 0
 MOST_LAUNCHES = 10
 """Of one sample that are paused one after the other: a program may do so to each, without end."""
 PATTERN = re.compile(r"[][\\*+?^$|{}]")
@@ -93,7 +98,7 @@ def _sample_of_launch(
 ) -> tuple[Sample, bool]:
     """The sample of one launch, and whether Ctrl-Z paused it. Effect: see `take_sample`."""
     root = Root()
-    folder = _own_folder(setup.folder)
+    folder = _own_folder(setup.folder, setup.child.environ)
     cpus = None if setup.budget is None else setup.budget.cpus
     before, used = read_counters(root, cpus), _used()
     try:
@@ -128,19 +133,20 @@ def _sample_of_launch(
     return sample, outcome.child.paused
 
 
-def _own_folder(parent: str) -> str:
-    """A new folder for one launch. Raises: LaunchError, as a program may have removed the one for all launches."""
+def _own_folder(parent: str, environ: Mapping[str, str]) -> str:
+    """A new folder for one launch, with the file for a plain one's metrics; elsewhere if that for all has no space.
+
+    Raises: LaunchError, as a program may have removed that.
+    """
     try:
-        return make_unique_directory(parent, "sample-")
-    except OSError as error:
-        raise _no_place("folder", parent, error) from None
-
-
-def _no_place(what: str, path: str, error: OSError) -> LaunchError:
-    """The error that there is no place for the figures of a launch, as where a program has filled the disk."""
-    return LaunchError(
-        f"cannot make a {what} for the figures of a launch", value=path, source=error.strerror, hint=LEAVE_FOLDERS
-    )
+        return make_events_directory(parent, [PLAIN_WORKER])
+    except NoSpaceError:
+        folder = make_spare_folder(environ)
+        make_event_files(folder, [PLAIN_WORKER])
+        return folder
+    except LaunchError as error:
+        what = "cannot make a folder for the figures of a launch"
+        raise LaunchError(what, value=parent, source=error.source, hint=LEAVE_FOLDERS) from None
 
 
 def plain_command(program: Program) -> tuple[str, ...]:
@@ -162,11 +168,7 @@ def _launch_plain(choice: MetricChoice, limit: float, *, setup: LaunchSetup, fol
 
     The plugin stays inactive: the variable with its settings is not set.
     """
-    events = os.path.join(folder, "worker-0.jsonl")
-    try:
-        os.close(create(events))
-    except OSError as error:
-        raise _no_place("file", events, error) from None
+    events = events_path(folder, PLAIN_WORKER)
     environ = child_environ(setup.child.environ, (*NOT_INHERITED, (EVENTS_VARIABLE, events)))
     metric = None if choice.pattern is None else Metric(choice.pattern)
     readers = [] if metric is None else [LineReader(metric), LineReader(metric)]

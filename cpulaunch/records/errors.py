@@ -86,6 +86,10 @@ class LaunchError(CpulaunchError):
     kind = "launch"
 
 
+class NoSpaceError(LaunchError):
+    """The files of a run do not fit into the place for them: there may be another one."""
+
+
 LEAVE_FOLDERS = "the program must leave the folders of cpulaunch in TMPDIR as they are"
 """A hint where one of them is missing."""
 

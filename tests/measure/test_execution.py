@@ -254,26 +254,27 @@ def test_a_program_that_removes_the_folder_of_all_launches_ends_them_with_a_sent
 
 IN_A_FULL_FOLDER = """
 import sys
+from cpulaunch.measure import execution
 from cpulaunch.measure.child_process import ChildSetup
 from cpulaunch.measure.execution import LaunchSetup, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
-from cpulaunch.records.errors import LaunchError
-setup = LaunchSetup(child=ChildSetup(environ={}), folder=sys.argv[1])
-try:
-    side = Side(label="python", plain=True)
-    take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_seconds=9, setup=setup)
-except LaunchError as error:
-    print(error)
+setup = LaunchSetup(child=ChildSetup(environ={}), folder=sys.argv[1], plain=("true",))
+make = execution.make_spare_folder
+execution.make_spare_folder = lambda environ: print(path := make(environ)) or path
+side = Side(label="python", plain=True)
+print(take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_seconds=60, setup=setup).failure)
 """
 
 
 @needs_root
-def test_a_program_that_fills_the_folder_of_all_launches_ends_them_with_a_sentence(setup):
-    full = f'mount -t tmpfs -o nr_inodes=2 tmpfs {setup.folder} && exec "$@"'
+@pytest.mark.parametrize("inodes", [1, 2])
+def test_where_the_folder_of_all_launches_is_full_a_launch_has_another_one(setup, inodes):
+    full = f'mount -t tmpfs -o nr_inodes={inodes} tmpfs {setup.folder} && exec "$@"'
     command = ("unshare", "--mount", "sh", "-c", full, "sh", sys.executable, "-c", IN_A_FULL_FOLDER, setup.folder)
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "cannot make a file for the figures of a launch" in found.stdout
-    assert "No space left" in found.stdout
+    folder, failure = found.stdout.split()
+    assert failure == "None"
+    assert not os.path.exists(folder)
 
 
 TRACED_BY_ITS_DAEMON = """

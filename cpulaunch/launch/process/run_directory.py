@@ -6,7 +6,7 @@ import errno
 import os
 
 from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, unpredictable
 from cpulaunch.system.files.paths import open_folder
@@ -106,6 +106,18 @@ def make_private_path(path: str) -> None:
         raise _directory_error(error) from None
 
 
+def make_spare_folder(environ: Mapping[str, str]) -> str:
+    """The path of a new private folder, for what the run directory has no space for. Raises: LaunchError."""
+    path = choose_private_path(environ)
+    make_private_path(path)
+    return path
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no space: blocks, inodes, or what a quota allows of them."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _may_hold(parent: str) -> bool:
     """Whether the files of a run may be in this folder, a path without links. Raises: OSError."""
     if is_secure(parent):
@@ -141,7 +153,8 @@ def _unique_path(parent: str, prefix: str) -> str:
 
 
 def _directory_error(error: OSError) -> LaunchError:
-    return LaunchError(
+    kind = NoSpaceError if is_full(error) else LaunchError
+    return kind(
         "cannot create the files of this run",
         value=error.filename,
         source=error.strerror,

@@ -14,6 +14,7 @@ from cpulaunch.launch.process.run_directory import (
     choose_private_path,
     make_events_directory,
     make_private_path,
+    make_spare_folder,
     remove_run_directory,
     with_event_files,
 )
@@ -22,6 +23,7 @@ from cpulaunch.launch.ranks.files import ERROR_FILE, RankFiles, RunFolder, make_
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.records.errors import NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import open_own
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 class _RankRun:
     """What all attempts of a job share. `private`: the directory to remove after the run, if there is one.
 
+    `environ`: that of the launcher.
     `error_file`: the file in which a caller expects the exception of a failed job; "" for none.
     """
 
@@ -49,6 +52,7 @@ class _RankRun:
     run_id: str
     folder: RunFolder
     private: str | None
+    environ: Mapping[str, str]
     error_file: str
     memory_events: str | None
     notify: Notify
@@ -85,6 +89,7 @@ def launch_ranks(
             run_id=run_id,
             folder=folder,
             private=private,
+            environ=environ,
             error_file=environ.get(VARIABLE, ""),
             memory_events=memory_events,
             notify=notify,
@@ -232,7 +237,26 @@ def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str
 
 
 def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
-    """How the ranks ended in one attempt. Effect: they run, with new directories for their files."""
+    """How the ranks ended in one attempt. Effect: they run, with new directories for their files.
+
+    Another user may have filled the file system of TMPDIR; what it has no space for is elsewhere, for this attempt.
+    """
+    try:
+        return _run_with_files(run, options, port=port, restarts=restarts)
+    except NoSpaceError:  # No rank has started.
+        if run.private is None:
+            raise
+    spare = make_spare_folder(run.environ)
+    fd = open_own(spare)
+    folder = run.folder if run.folder.kept else replace(run.folder, path=spare, fd=fd)
+    try:
+        return _run_with_files(replace(run, folder=folder, private=spare), options, port=port, restarts=restarts)
+    finally:
+        os.close(fd)
+        remove_run_directory(spare)
+
+
+def _run_with_files(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     from cpulaunch.launch.ranks.output import open_rank_routing
     from cpulaunch.launch.supervision.supervise import supervise
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import choose_private_path, make_unique_directory
+from cpulaunch.launch.process.run_directory import choose_private_path, is_full, make_unique_directory
 from cpulaunch.launch.supervision.error_file import MAX_BYTES
-from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
+from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
@@ -140,4 +140,5 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: st
 
 def log_error(path: str, error: OSError, *, hint: str = LOG_HINT) -> LaunchError:
     """The error for a log that cannot be written."""
-    return LaunchError("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)
+    kind, hint = (NoSpaceError, "free space, or set TMPDIR or --log-dir") if is_full(error) else (LaunchError, hint)
+    return kind("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

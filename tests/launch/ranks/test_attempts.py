@@ -4,7 +4,9 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +67,44 @@ def test_a_rank_that_removes_the_jobs_folder_is_told_to_leave_it(launch):
     job = launch.run("--nproc-per-node", "1", "--max-restarts", "1", "job.py")
     assert job.code == 125
     assert LEAVE_FOLDERS in job.err
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not is_linux() or os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize("options", [(), ("--report", "report.json"), ("--log-dir", "logs", "--start-barrier")])
+def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options):
+    launch.write("""
+        if attempt == 0:
+            say(f"place.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
+            wait_for(f"place.{1 - rank}")
+            number = 0
+            try:
+                while True:
+                    open(os.environ["TMPDIR"] + f"/{rank}-{number}", "x").close()
+                    number += 1
+            except OSError:
+                sys.exit(3)
+        say(f"later.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
+    """)
+    (launch.folder / "small").mkdir()
+    small = 'mount -t tmpfs -o nr_inodes=200 tmpfs small && exec "$@"'
+    command = [sys.executable, "-m", "cpulaunch", *TWO, "--max-restarts", "1", *options, "job.py"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", small, "sh", *command],
+        cwd=launch.folder,
+        env={**os.environ, "TMPDIR": str(launch.folder / "small")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    place = Path(text_of(launch.folder / "later.1"))
+    if "--log-dir" in options:
+        assert place.parent.parent.parent.parent == launch.folder / "logs"
+    else:
+        assert not place.is_relative_to(launch.folder)
+        assert not place.parent.parent.parent.exists()
 
 
 def test_attempts_run_out(launch):
