@@ -6,6 +6,7 @@ from __future__ import annotations
 import _socket
 import errno
 import os
+import time
 
 from cpulaunch.records.errors import LaunchError, escaped
 from cpulaunch.system.files.reading import read_proc
@@ -13,11 +14,17 @@ from cpulaunch.system.libc import is_linux
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 IN_USE = (errno.EADDRINUSE, errno.EACCES)
 MAX_NAME = 100
 """Letters shown of the name of a process."""
+SEARCH_SECONDS = 1.0
+"""For a process among all descriptors of this host, of which another user may open millions."""
+LOCAL, STATE, USER, INODE = 1, 3, 7, 9
+"""Columns of /proc/net/tcp."""
+LISTENS = "0A"
 
 
 class PortReservation:
@@ -106,8 +113,21 @@ def _port_error(port: int, error: OSError) -> LaunchError:
 def port_holder(port: int) -> str | None:
     """The process that listens on the port, as "name (pid N)", in one line: it chooses its name itself.
 
-    None if there is none, if it belongs to another user and is hidden, or if this Python has no psutil.
+    None if there is none, if it belongs to another user and is hidden, or is not found in time; on other systems than
+    Linux also if this Python has no psutil.
     """
+    if not is_linux():
+        return _holder_by_psutil(port)
+    pid = _listening_process(_listeners(port))
+    if pid is None:
+        return None
+    try:
+        return _shown(read_proc(f"/proc/{pid}/comm").decode(errors="backslashreplace").removesuffix("\n"), pid)
+    except OSError:
+        return None
+
+
+def _holder_by_psutil(port: int) -> str | None:
     try:
         import psutil
     except ImportError:  # torch's agent asks too, in a Python of the user's choice.
@@ -115,23 +135,62 @@ def port_holder(port: int) -> str | None:
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
-                return f"{escaped(_process_name(connection.pid)[:MAX_NAME])} (pid {connection.pid})"
+                return _shown(psutil.Process(connection.pid).name(), connection.pid)
     except (psutil.Error, OSError):
         return None
     return None
 
 
-def _process_name(pid: int) -> str:
-    """The kernel's name of a process. Raises: OSError or psutil.Error if there is none.
+def _shown(name: str, pid: str | int) -> str:
+    return f"{escaped(name[:MAX_NAME])} (pid {pid})"
 
-    On Linux psutil completes a name of 15 bytes from the command line, which is memory of that process: another user
-    can make reads of it wait.
+
+def _listeners(port: int) -> dict[str, int]:
+    """What links to sockets that listen on the port look like in /proc/PID/fd, and the user who made each.
+
+    Source: Linux, Documentation/networking/proc_net_tcp.rst; the kernel lists sockets that listen first.
     """
-    if is_linux():
-        return read_proc(f"/proc/{pid}/comm").decode(errors="backslashreplace").removesuffix("\n")
-    import psutil
+    found = {}
+    for table in ("tcp", "tcp6"):
+        try:
+            rows = read_proc(f"/proc/net/{table}").decode("ascii", "replace").splitlines()[1:]
+        except OSError:
+            continue  # A kernel without IPv6.
+        for row in map(str.split, rows):
+            if len(row) > INODE and row[STATE] == LISTENS and row[LOCAL].endswith(f":{port:04X}"):
+                found[f"socket:[{row[INODE]}]"] = int(row[USER])
+    return found
 
-    return str(psutil.Process(pid).name())
+
+def _listening_process(sockets: Mapping[str, int]) -> str | None:
+    """The id of a process that has one of these sockets; None if none is found in SEARCH_SECONDS."""
+    deadline = time.monotonic() + SEARCH_SECONDS
+    pids = filter(str.isdigit, os.listdir("/proc")) if sockets else ()
+    for pid in sorted(pids, key=lambda pid: _owner(pid) not in sockets.values()):
+        try:
+            with os.scandir(f"/proc/{pid}/fd") as descriptors:
+                for each in descriptors:
+                    if time.monotonic() > deadline:
+                        return None
+                    if _target(each.path) in sockets:
+                        return pid
+        except OSError:
+            continue  # It has ended, or is another user's.
+    return None
+
+
+def _owner(pid: str) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def check_address(address: str) -> None:

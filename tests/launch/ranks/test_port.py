@@ -10,6 +10,7 @@ import textwrap
 import pytest
 from jobs import HERE
 
+from cpulaunch.launch.ranks import port as ports
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.records.errors import LaunchError
 
@@ -84,6 +85,16 @@ def test_a_port_in_time_wait_can_be_reserved():
             assert client.recv(1) == b""
     with PortReservation(port) as again:
         assert again.port == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil searches")
+def test_the_search_for_a_holder_ends_in_time_and_needs_no_psutil(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    with listening(0, host="127.0.0.1") as server:
+        number = server.getsockname()[1]
+        assert f"(pid {os.getpid()})" in port_holder(number)
+        monkeypatch.setattr(ports, "SEARCH_SECONDS", -1.0)
+        assert port_holder(number) is None
 
 
 def test_a_port_that_no_process_listens_on_has_no_holder():
