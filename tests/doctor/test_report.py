@@ -109,6 +109,16 @@ def test_a_torch_py_in_the_current_folder_is_not_torch(tmp_path):
     assert json.loads(done.stdout) == {"absent": True}
 
 
+@pytest.mark.parametrize("path", ["{0}/x:", ":{0}/x", ".", ""])
+def test_a_torch_py_in_the_current_folder_is_not_torch_where_pythonpath_has_an_empty_entry(tmp_path, monkeypatch, path):
+    for name in ("torch", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    environ = {**os.environ, "PYTHONPATH": path.format(tmp_path)}
+    without_packages = lambda argv, environ: run_program([argv[0], "-S", *argv[1:]], environ)  # noqa: E731
+    assert read_torch_report(sys.executable, environ, run=without_packages) is None
+
+
 def test_an_interpreter_that_cannot_be_started(tmp_path):
     report = read_torch_report(str(tmp_path / "python"), {}, run=run_program)
     assert report == BrokenTorch(reason=f"{tmp_path}/python cannot be started: No such file or directory")
