@@ -277,9 +277,10 @@ def _scheduler_layers(typed: Sequence[Layer], host: Host, environ: Mapping[str, 
 
 def _nodefile(environ: Mapping[str, str]) -> str | None:
     """The text of the file $PBS_NODEFILE; None if it cannot be read, as on all hosts but the job's first."""
+    from cpulaunch.system.files.reading import read_start
+
     try:
-        with open(environ.get("PBS_NODEFILE", ""), encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return read_start(environ.get("PBS_NODEFILE", ""), max_bytes=1 << 24, links=True).decode("utf-8", "replace")
     except OSError:
         return None
 

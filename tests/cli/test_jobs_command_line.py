@@ -79,3 +79,12 @@ def test_a_name_is_waited_for_as_long_as_hosts_may_join(
     )
     with_route(request, wait_for_dns=True, notify=print)
     assert found == [waited]
+
+
+def test_a_pipe_for_the_list_of_hosts_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    (tmp_path / "say.py").write_text(SAY)
+    pbs = {"PBS_JOBID": "7", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": str(tmp_path / "hosts")}
+    done = cpulaunch(tmp_path, "--scheduler", "pbs", "say.py", **pbs)
+    assert done.returncode == 2
+    assert "PBS_NODEFILE is not readable on this host" in done.stderr
