@@ -1,5 +1,6 @@
 """Profile files: reading and checking. Every error names the file, the line and the key."""
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -62,11 +63,11 @@ def _read_text(path: str, *, is_named: bool = True) -> str:
 
 
 def _foreign_owner(path: str) -> str:
-    """Which other user owns what has this path, a link too, which may lead to any file; empty if none does."""
+    """Which other user owns what has this path, or a link on the way, which may lead anywhere; empty if none does."""
     try:
         folder = open_folder(os.path.dirname(path) or ".")
-    except OSError:
-        return ""
+    except OSError as error:
+        return (error.strerror or "") if error.errno == errno.EPERM else ""
     try:
         status = os.stat(os.path.basename(path), dir_fd=folder, follow_symlinks=False)
         return "" if is_trusted_in(status, folder) else f"it belongs to user {status.st_uid}"

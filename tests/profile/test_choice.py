@@ -221,6 +221,17 @@ def test_nothing_else_of_another_user_replaces_a_preset(strangers_profiles, make
 
 
 @needs_root
+def test_a_profile_behind_a_link_of_another_user_replaces_no_preset(tmp_path):
+    (tmp_path / "throughput.toml").write_text(USERS)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert find_profile("throughput", config_dir=str(tmp_path / "link")).path is not None
+    os.chown(tmp_path / "link", UID, UID, follow_symlinks=False)
+    assert find_profile("throughput", config_dir=str(tmp_path / "link")).path is None
+    (warning,) = profile_warnings(("throughput",), amd(0x19, 0x11), config_dir=str(tmp_path / "link"))
+    assert "link is a symbolic link of another user" in warning
+
+
+@needs_root
 def test_a_profile_of_another_user_is_an_error_by_its_name_and_chosen_by_its_path(strangers_profiles):
     with pytest.raises(UsageError, match="belongs to user"):
         find_profile("mine", config_dir=strangers_profiles)
