@@ -23,7 +23,7 @@ from cpulaunch.measure.tuning.database import FILE, open_storage
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.folders import empty_folder, open_lock_beside, open_own
+from cpulaunch.system.files.folders import close_to_others, empty_folder, open_lock_beside, open_own
 from cpulaunch.system.files.trust import make_secure_folder
 
 TYPE_CHECKING = False
@@ -316,6 +316,7 @@ def _locked(folder: str) -> tuple[int, int]:
         for open_it in (open_own, open_lock_beside):
             found.append(open_it(folder))
             hold(found[-1], folder)
+        close_to_others(found[0])  # SQLite makes files that all may read, and so lock.
     except BaseException as error:
         for fd in found:
             os.close(fd)

@@ -63,6 +63,12 @@ def open_own(name: str, *, folder: int | None = None) -> int:
     return fd
 
 
+def close_to_others(folder: int) -> None:
+    """Effect: only its owner can enter the opened folder. Raises: OSError."""
+    if os.fstat(folder).st_mode & FOR_OTHERS:
+        os.fchmod(folder, 0o700)
+
+
 def open_lock_beside(path: str) -> int:
     """A descriptor of a file for locks, `path` with ".lock" behind it; made if it is missing. Raises: OSError."""
     parent, name = os.path.split(path)

@@ -389,6 +389,12 @@ def test_only_the_user_can_read_it_and_fresh_empties_it(tmp_path):
     study.close()
 
 
+def test_a_folder_that_others_can_read_is_closed_to_them(tmp_path):
+    tmp_path.chmod(0o755)
+    Study(str(tmp_path), SPACE, seed=1).close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
 def test_fresh_leaves_a_study_alone_that_another_process_uses(tmp_path):
     study = Study(str(tmp_path), SPACE, seed=1)
     number, _ = study.begin({"threads": 1})
