@@ -161,7 +161,7 @@ def shared_memory(facts: Facts) -> tuple[Finding, ...]:
     if facts.shm is None:
         return skipped("there is no /dev/shm here")
     found = f"{size_text(facts.shm.total_bytes)}, {size_text(facts.shm.free_bytes)} free"
-    why = "DataLoader workers pass batches through it, and some OpenMP runtimes start with it; full, it kills by SIGBUS"
+    why = "DataLoader workers pass batches through it, OpenMP runtimes write to it; when it is full SIGBUS kills them"
     fix = "docker run --shm-size=8g ..., or sudo mount -o remount,size=8g /dev/shm"
     if facts.shm.total_bytes <= 64 * MIB:
         return problem(found, why=why + " (64 MiB is Docker's default)", fix=fix)
