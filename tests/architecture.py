@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker.process": {"records", "system", "worker.reporting"},
     "worker.fusion.ranges": {"records"},
     "worker.fusion": {"records", "system", "probe", "worker.fusion.ranges", ""},
-    "worker.graph": {"records", "worker.reporting", "worker.tensors", "worker.fusion"},
+    "worker.graph": {"records", "worker.reporting", "worker.process", "worker.tensors", "worker.fusion"},
     "worker.weights": {"records", "system", "probe", "worker.reporting", "worker.tensors"},
     "worker.ledger": {"records", "worker.reporting"},
     "worker.features": {

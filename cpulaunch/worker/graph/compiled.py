@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch._inductor.codecache as codecache
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import Call, Captured, check, preserved_random_state
 from cpulaunch.worker.graph.precision import Precision, widened
+from cpulaunch.worker.process.compile_cache import keep_headers
 
 
 def _template(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -24,6 +26,7 @@ class Compiler:
     def __init__(self, settings: TorchSettings, precision: Precision) -> None:
         self._precision = precision
         self._options: dict[str, Any] = {"backend": settings.graph}
+        keep_headers(codecache)
         if settings.graph == "zentorch":
             import zentorch  # noqa: F401  The import registers the backend.
         else:

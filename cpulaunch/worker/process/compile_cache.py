@@ -11,6 +11,7 @@ import getpass
 import os
 import re
 import tempfile
+from typing import Any
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
@@ -37,6 +38,17 @@ def install(settings: TorchSettings) -> str:
         return ""
     os.environ[VARIABLE] = folder
     return f"compiled code in {folder}"
+
+
+def keep_headers(codecache: Any) -> None:
+    """Effect: torch's module makes headers, from which it compiles, in the folder of its other code.
+
+    Else they are in its default folder, whatever the variable says: what another user left there would be compiled.
+    Source: torch 2.13, torch/_inductor/codecache.py, _precompile_header.
+    """
+    if VARIABLE in os.environ:
+        codecache._HEADER_DIR = os.path.join(os.environ[VARIABLE], "precompiled_headers")
+        codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
 
 
 def _default_of_torch() -> str | None:

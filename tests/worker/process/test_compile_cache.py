@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from strangers import UID, as_stranger, needs_root
@@ -92,6 +93,18 @@ def test_a_folder_that_others_can_write_is_not_used(temporary, name):
     (temporary / "torchinductor_me").mkdir()
     (temporary / name).chmod(0o777)
     assert chosen() == own_cache(temporary)
+
+
+def test_headers_are_where_the_other_code_is(temporary, monkeypatch):
+    codecache = SimpleNamespace(_HEADER_DIR="/tmp/of-others", _HEADER_LOCK_DIR="/tmp/of-others/locks")
+    compile_cache.keep_headers(codecache)
+    assert codecache._HEADER_DIR == "/tmp/of-others"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    compile_cache.keep_headers(codecache)
+    assert (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR) == (
+        "/mine/precompiled_headers",
+        "/mine/precompiled_headers/locks",
+    )
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])
