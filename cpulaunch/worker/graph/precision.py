@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from cpulaunch.records.record import record
 
@@ -58,8 +61,65 @@ class Precision:
             return Mode(low=dtype in LOW, widen=False)
         if self.dtype is None or is_low(module) or (self._cpu_only and device != "cpu"):
             return Mode(low=False, widen=False)
+        if device == "cpu" and torch.is_grad_enabled():
+            allow_backward(self.dtype)
         contexts.enter_context(torch.autocast(device, dtype=self.dtype, cache_enabled=cache))
         return Mode(low=True, widen=True)
+
+
+_wide = (torch.float32,)
+ONE_TYPE = {
+    "_sparse_addmm": (1, _wide),  # torch.sparse.mm
+    "addr": (0, _wide),
+    "linalg_pinv.atol_rtol_tensor": (0, _wide),
+    "_pdist_forward": (0, LOW),
+    "special_i1": (0, LOW),
+    "special_i1e": (0, LOW),
+}
+"""Operators whose backward pass fails in autocast, as seen with torch 2.13, if the argument at this position has one of
+these types: it takes tensors of one type only, or none in bf16."""
+
+_kernels: list[torch.library.Library] = []
+
+
+def allow_backward(dtype: torch.dtype) -> None:
+    """Effect: lets backward passes of calls in autocast run that take one type only, from its first call on.
+
+    Operators compute in fp32 where their backward pass would fail. One that a program wrote without `custom_bwd` and
+    that fails for its types runs again as `custom_bwd` would run it: in autocast, with gradients in fp32.
+    """
+    if _kernels:
+        return
+    _kernels.append(torch.library.Library("aten", "IMPL"))
+    for name, fails in ONE_TYPE.items():
+        operator, _, overload = name.partition(".")
+        kernel = partial(_in_one_type, getattr(getattr(torch.ops.aten, operator), overload or "default"), *fails)
+        _kernels[0].impl(name, kernel, "AutocastCPU", with_keyset=True)
+    BackwardCFunction.apply = _bearing(BackwardCFunction.apply, dtype)
+
+
+def _in_one_type(operator: Any, position: int, dtypes: tuple[Any, ...], keys: Any, *args: Any, **kwargs: Any) -> Any:
+    autocast = torch._C.DispatchKey.AutocastCPU
+    tensors = [each for each in args if isinstance(each, Tensor)]
+    is_trained = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    if not is_trained or args[position].dtype not in dtypes:
+        return operator.redispatch(keys.remove(autocast), *args, **kwargs)
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(autocast)):
+        return operator(*map(widened, args), **kwargs)
+
+
+def _bearing(plain: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    @wraps(plain)
+    def apply(self: Any, *gradients: Any) -> Any:
+        try:
+            return plain(self, *gradients)
+        except (RuntimeError, TypeError) as error:
+            if not is_of_low_dtype(error) or torch.is_autocast_enabled("cpu"):
+                raise
+        with torch.autocast("cpu", dtype=dtype):
+            return plain(self, *map(widened, gradients))
+
+    return apply
 
 
 def place_of(module: nn.Module) -> tuple[str, bool]:

@@ -1,0 +1,113 @@
+"""Backward passes that take one type only run in training with `--precision bf16`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from tests.worker.capturing import installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SIZE = 64
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.mm(weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return gradients[0].mm(weight), gradients[0].t().mm(x)
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Trained.failures += 1
+        raise RuntimeError("no gradient")
+
+
+class Numpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return torch.from_numpy(gradients[0].numpy() * 2)
+
+
+class Trained(nn.Module):
+    failures = 0
+
+    def __init__(self, operation: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(SIZE, SIZE), nn.Parameter(torch.eye(SIZE))
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(self.layer(x), self.weight)
+
+
+ADJACENCY = torch.eye(SIZE).to_sparse()
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "function": Product.apply,
+    "function of arguments": lambda x, weight: x + Product.apply(torch.ones(SIZE, SIZE), weight),
+    "function with numpy": lambda x, weight: Numpy.apply(x),
+    "sparse": lambda x, weight: torch.sparse.mm(ADJACENCY, x),
+    "sparse in fp32": lambda x, weight: torch.sparse.mm(ADJACENCY, weight) + x,
+    "sparse sum": lambda x, weight: torch.sparse.addmm(weight, ADJACENCY, x),
+    "pinv": lambda x, weight: torch.linalg.pinv(weight) + x,
+    "pdist": lambda x, weight: nn.functional.pdist(x),
+    "i1": lambda x, weight: torch.special.i1(x) + torch.special.i1e(x),
+    "addr": lambda x, weight: torch.addr(weight, x[:, 0], x[0]),
+}
+
+
+def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    with torch.enable_grad():
+        model(x).square().mean().backward()
+    return [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_backward_pass_that_takes_one_type_runs(tmp_path: Path, name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Trained(OPERATIONS[name]), torch.randn(SIZE, SIZE)
+    expected = gradients(model, x)
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        got = [gradients(model, x) for _ in range(2)][1]
+    tolerance = 0.02 * max(float(one.abs().max()) for one in expected)
+    for one, other in zip(expected, got, strict=True):
+        assert other.dtype is torch.float32
+        torch.testing.assert_close(other, one, rtol=0.1, atol=tolerance)
+
+
+def test_other_errors_of_a_backward_pass_reach_the_program_at_once(tmp_path: Path) -> None:
+    Trained.failures = 0
+    with installed(tmp_path, TorchSettings(precision="bf16")), pytest.raises(RuntimeError, match="no gradient"):
+        gradients(Trained(lambda x, weight: Failing.apply(x)), torch.randn(SIZE, SIZE))
+    assert Trained.failures == 1
+
+
+def test_the_programs_own_autocast_keeps_its_types(tmp_path: Path) -> None:
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        gradients(Trained(OPERATIONS["sparse"]), torch.randn(SIZE, SIZE))
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        assert torch.sparse.mm(ADJACENCY, torch.ones(SIZE, SIZE)).dtype is torch.bfloat16
