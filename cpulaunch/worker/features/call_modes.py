@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,7 +12,9 @@ import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.features.hooks import count_hooks, watch_hooks
 from cpulaunch.worker.graph.precision import (
+    LOW,
     Precision,
     device_of,
     is_of_low_dtype,
@@ -24,9 +25,12 @@ from cpulaunch.worker.graph.precision import (
 from cpulaunch.worker.ledger.chooser import ranks_in_job
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.reporting.events import report_event, text_of
 from cpulaunch.worker.tensors.kept import KeptTensors
-from cpulaunch.worker.tensors.objects import holds_objects, is_known
+from cpulaunch.worker.tensors.mutation import restore_random_state
+from cpulaunch.worker.tensors.objects import Form, form_of, holds_objects, is_known, own_parts
+from cpulaunch.worker.tensors.pytree import tensors_of
+from cpulaunch.worker.tensors.references import ByIdentity
 
 GRAPH, AUTOCAST, WEIGHTS = "graph", "autocast", "weights"
 """Next to PLAIN, the names of the modes, in reports too."""
@@ -58,6 +62,32 @@ def _residents(settings: TorchSettings) -> Any:
         return None
 
 
+KEEPS = "it keeps tensors in objects between calls, whose types must stay the same"
+RETURNS_LOW = "its results are in bf16 or fp16 by themselves"
+
+MAX_FORMS = 16
+"""Calls of so many forms of each module run in the program's own types, to see what they do with tensors."""
+
+
+class _Knowledge:
+    """What calls of a module do with tensors, as far as they have shown.
+
+    `is_stateful`: no mode may change dtypes. `forms`: for each form of a call, whether it is known to leave no tensors
+    behind; False if it has left some once. `hooks`: the number of hooks, as `hooked` counted when it was found.
+    `only`: the one mode that does not fail.
+    """
+
+    __slots__ = ("forms", "hooked", "hooks", "is_stateful", "only", "parts", "seen")
+
+    def __init__(self, module: nn.Module, hooked: int) -> None:
+        self.is_stateful = False
+        self.forms: dict[Form, bool] = {}
+        self.seen = 0
+        self.hooked, self.hooks = hooked, count_hooks(module)
+        self.only: str | None = None
+        self.parts = own_parts(module)
+
+
 class CallModes:
     """Runs calls of modules in one of the modes. Each mode computes in the types that the settings allow.
 
@@ -74,9 +104,10 @@ class CallModes:
         self._precision = Precision(settings.precision, cpu_only=settings.level_precision)
         self.captures: Any = _captures(settings, self._precision)
         self.residents: Any = _residents(settings)
-        self._stateful: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self._keeping: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._only: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._known: ByIdentity[_Knowledge] = ByIdentity()
+        self._hooked = 0
+        if self._precision.dtype is not None:
+            watch_hooks(self._count_hook)
         self.changed: Callable[[nn.Module], None] = lambda module: None
         self.seconds_of: Callable[[nn.Module], float] = lambda module: 0.0
         self.is_measured = False
@@ -89,7 +120,7 @@ class CallModes:
         autocast if the user asks for it, not a level, and else plain. There is one, too, where the original weights are
         released: other modes would have to read them again.
         """
-        only = self._only.get(module)
+        only = self._only(module)
         if only is not None:
             return (only,)
         is_asked = self._settings.weights is not None
@@ -122,47 +153,78 @@ class CallModes:
             return AUTOCAST if self._precision.dtype is torch.bfloat16 and bf16_is_fast() else modes[1]
         return modes[0]
 
+    def _count_hook(self, part: nn.Module | None) -> None:
+        self._hooked += 1
+
+    def _knowledge(self, module: nn.Module) -> _Knowledge:
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = _Knowledge(module, self._hooked)
+        return known
+
+    def _only(self, module: nn.Module) -> str | None:
+        known = self._known.get(module)
+        return None if known is None else known.only
+
     def needs_care(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether this is the module's first call, or the first that shows that it keeps tensors in objects.
+        """Whether this is the module's first call of its form, or the first that shows that it keeps tensors.
 
         Such an object holds tensors of the dtype of its call, which a call in another mode could not combine with its
         own: no mode may then change dtypes, and neither may the first call, whose result is still unknown.
         """
-        known = self._stateful.get(module)
-        if known or module.training or self._precision.dtype is None:
+        if module.training or self._precision.dtype is None:
             return False
-        if known is None:
+        known = self._knowledge(module)
+        if known.is_stateful:
+            return False
+        if known.hooked != self._hooked:
+            known.hooked, hooks = self._hooked, known.hooks
+            known.hooks = count_hooks(module)
+            if known.hooks > hooks:
+                known.forms.clear()  # What the program sees of such calls is unknown again.
+        if not known.forms.get(form_of(known.parts, args, kwargs)) and (not known.seen or known.seen < MAX_FORMS):
             return device_of(module) == "cpu"
         if not holds_objects(args, kwargs):
             return False
-        self._set_stateful(module)
+        self._set_stateful(module, known, KEEPS)
         return True
 
-    def _set_stateful(self, module: nn.Module) -> None:
-        self._stateful[module] = True
-        reason = "it keeps tensors in objects between calls, whose types must stay the same"
+    def _set_stateful(self, module: nn.Module, known: _Knowledge, reason: str) -> None:
+        known.is_stateful = True
+        self.changed(module)
         report_event("eager", module=type(module).__name__, reason=reason)
 
     def is_stateful(self, module: nn.Module) -> bool:
-        """Whether the module is known to keep tensors in objects between calls."""
-        return bool(self._stateful.get(module))
+        """Whether calls of the module are known to do with tensors what other dtypes would change."""
+        known = self._known.get(module)
+        return known is not None and known.is_stateful
 
     def first_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result in the program's own dtypes. Effect: learns whether the module keeps tensors in objects.
 
         Tensors that the first call leaves behind may be tables that are made once; those of the second are not.
         """
-        kept = KeptTensors()
+        kept, known = KeptTensors(), self._knowledge(module)
+        known.parts = own_parts(module)
+        form = form_of(known.parts, args, kwargs)
         result = self.run(WEIGHTS if self._has_residents(module) else PLAIN, module, args, kwargs)
-        if kept.found(result, (args, kwargs)):
-            if module in self._keeping:
-                self._set_stateful(module)
-            self._keeping.add(module)
+        has_kept = kept.found(result, (args, kwargs))
+        if has_kept and form not in known.forms:
+            known.forms[form] = False
             return result
-        if holds_objects(args, kwargs) or not is_known(result):
-            self._set_stateful(module)
-        self._stateful.setdefault(module, False)
+        if has_kept or holds_objects(args, kwargs) or not is_known(result):
+            self._set_stateful(module, known, KEEPS)
+        elif self._returns_low(result, module, args, kwargs):
+            self._set_stateful(module, known, RETURNS_LOW)
+        known.forms[form] = True
+        known.seen += 1
         return result
+
+    def _returns_low(self, result: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a result in the program's own types has tensors in bf16 or fp16, which it is to keep."""
+        if not any(each.dtype in LOW for each in tensors_of(result)):
+            return False
+        return self._precision.applies(module) and not takes_low(module, args, kwargs)
 
     def _has_residents(self, module: nn.Module) -> bool:
         if self.residents is None or module.training or torch.is_grad_enabled():
@@ -208,7 +270,7 @@ class CallModes:
         a module keeps between calls; or it may check dtypes itself. A call that fails for this is repeated in another
         dtype, in which all later ones run if it succeeds.
         """
-        only = self._only.get(module)
+        only = self._only(module)
         if self._precision.dtype is None or only is not None:
             return self._run_in(only or mode, module, args, kwargs)
         if takes_low(module, args, kwargs):
@@ -217,13 +279,13 @@ class CallModes:
         try:
             return self._run_in(mode, module, args, kwargs)
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-            other, reason = self._mode_after(error, mode, module), str(error) or type(error).__name__
+            other, reason = self._mode_after(error, mode, module), text_of(error)
             if other is None:
                 raise
-        torch.set_rng_state(random_state)
+        restore_random_state(random_state)
         repeat = self._in_autocast if other == AUTOCAST else self._run  # Not as `mode`, which may run this one again.
         result = repeat(module, args, kwargs, try_submodules=False)
-        self._only[module] = other
+        self._knowledge(module).only = other
         self.changed(module)
         report_event(
             "eager", module=type(module).__name__, reason=f"all calls are {other}, because of dtypes: {reason}"
@@ -247,7 +309,7 @@ class CallModes:
             return self._by_graph(module, args, kwargs)
         if not self._has_residents(module):
             return self._with_residents(mode, module, args, kwargs)
-        is_free = self._only.get(module) is None  # Else it has no other mode while it waits.
+        is_free = self._only(module) is None  # Else it has no other mode while it waits.
         if is_free and self.residents.is_too_early(module, partial(self._measured_seconds, module)):
             return self.run(PLAIN, module, args, kwargs)
         if not self.residents.is_comparison_due(module):

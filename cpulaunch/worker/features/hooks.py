@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -35,6 +36,14 @@ def has_hooks(module: nn.Module) -> bool:
     if any(getattr(torch_module, f"_global{kind}", None) for kind in KINDS):
         return True
     return any(getattr(part, kind, None) for part in module.modules() if part is not module for kind in KINDS)
+
+
+def count_hooks(module: nn.Module) -> int:
+    """The number of hooks that see calls of the module and its parts, as far as it tells which these are."""
+    hooks = [getattr(torch_module, f"_global{kind}", ()) for kind in KINDS]
+    with suppress(Exception):  # A class may override `modules`.
+        hooks += [getattr(part, kind, ()) for part in module.modules() for kind in KINDS]
+    return sum(map(len, hooks))
 
 
 def watch_hooks(watcher: Callable[[nn.Module | None], None]) -> None:

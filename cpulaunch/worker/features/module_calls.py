@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from random import Random
 from time import perf_counter as _clock
@@ -21,7 +20,8 @@ from cpulaunch.worker.graph.precision import DTYPES, place_of
 from cpulaunch.worker.ledger.chooser import Chooser
 from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.ledger.presence import Presence
-from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.reporting.events import report_event, text_of
+from cpulaunch.worker.tensors.references import ByIdentity
 
 _tracing_state, _is_compiling = torch._C._get_tracing_state, torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -202,7 +202,7 @@ class CallWrapper:
         if self.modes.captures is not None:
             self.modes.captures.seconds_of = self.chooser.seconds
         self._unreadable: set[str] = set()
-        self._weightless: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._weightless: ByIdentity[bool] = ByIdentity()
         self._layout: Any = None
         if settings.channels_last:
             from cpulaunch.worker.features.channels_last import ChannelsLast
@@ -239,7 +239,7 @@ class CallWrapper:
 
     def _with_layout(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_weightless(module) and module not in self._weightless:
-            self._weightless.add(module)
+            self._weightless[module] = True
             return self.modes.run_as_is(module, args, kwargs)
         is_checkpoint = _saved_hooks(True) is not None  # It saves the same tensors when it computes the call again.
         run = self.modes.run_as_is if is_checkpoint else self._measured
@@ -268,13 +268,16 @@ class CallWrapper:
         It includes what the plugin itself does for the call, except for a plain call, for which it soon does nothing,
         and except for a capture.
         """
+        turn = unmeasured = unreadable = None
         try:
             needs_care = self.modes.needs_care(module, args, kwargs)
             started = _clock()
             unmeasured = None if needs_care else self.chooser.unmeasured(module, args, kwargs, started)
             turn = None if needs_care or unmeasured else self.chooser.turn(module, args, kwargs, started)
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
-            self._report_unreadable(module, error)
+            unreadable = error
+        if unreadable is not None:  # Not inside `except`: it would be the context of the program's own errors.
+            self._report_unreadable(module, unreadable)
             return self.modes.run_as_is(module, args, kwargs)
         if self.chooser.presence is not None:
             self.chooser.tell(self.chooser.presence, turn, unmeasured, started)
@@ -303,8 +306,6 @@ class CallWrapper:
         """The result of a call whose duration does not count. `mode` None: a call that needs care."""
         if mode is not None:
             return self.modes.run(mode, module, args, kwargs)
-        if self.modes.is_stateful(module):
-            self.chooser.restart(module)
         return self.modes.first_call(module, args, kwargs)
 
     def _report_unreadable(self, module: nn.Module, error: Exception) -> None:
@@ -312,7 +313,7 @@ class CallWrapper:
         name = type(module).__name__
         if name not in self._unreadable:
             self._unreadable.add(name)
-            report_event("eager", module=name, reason=f"no mode can be chosen: {error}")
+            report_event("eager", module=name, reason=f"no mode can be chosen: {text_of(error)}")
 
 
 def _has_mode(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.reporting.events import text_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _no_function_modes: Any = torch._C.DisableTorchFunction
@@ -174,7 +175,7 @@ NO_PRIMITIVE = ("could not create a primitive", "could not execute a primitive")
 
 def is_of_low_dtype(error: Exception) -> bool:
     """Whether torch rejects a tensor because it is in bf16 or fp16, or may do so."""
-    text = str(error)
+    text = text_of(error)
     return isinstance(error, RuntimeError | TypeError) and any(name in text for name in (*LOW_NAMES, *NO_PRIMITIVE))
 
 
@@ -183,7 +184,7 @@ DTYPE_WORDS = ("float", "half", "dtype", "primitive")
 
 def may_be_of_low_dtype(error: Exception) -> bool:
     """Whether an error of a call in bf16 or fp16 may be one of its types, also where the program checks them itself."""
-    text = str(error).lower()
+    text = text_of(error).lower()
     return isinstance(error, AssertionError) or any(word in text for word in DTYPE_WORDS)
 
 

@@ -146,3 +146,10 @@ def _checked_value(value: object) -> float:
     if number != number or abs(number) == float("inf"):
         raise ValueError(f"the value of a metric must be finite, not {number}")
     return number
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says; the name of its class if that is nothing, or if it cannot say it."""
+    with suppress(Exception):
+        return str(error) or type(error).__name__
+    return type(error).__name__

@@ -5,6 +5,7 @@ A call that is repeated must not write to running statistics twice.
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -91,3 +92,11 @@ def restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
     for buffer, before in statistics:
         with torch.inference_mode(buffer.is_inference()), torch.no_grad():
             buffer.copy_(before)
+
+
+def restore_random_state(before: Tensor) -> None:
+    """Effect: torch's random state is as it was, unless other threads may have drawn numbers too, which they would get
+    again.
+    """
+    if threading.active_count() == 1 and not torch.equal(torch.get_rng_state(), before):
+        torch.set_rng_state(before)

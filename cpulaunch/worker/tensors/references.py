@@ -1,11 +1,11 @@
-"""Weak references to tensors of the program that do not keep torch from swapping them."""
+"""Weak references to objects of the program: by identity, and without keeping torch from swapping tensors."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,3 +48,37 @@ def allow_swaps() -> None:
         plain(t1, t2)
 
     torch.utils.swap_tensors = swap_tensors
+
+
+Value = TypeVar("Value")
+
+
+class ByIdentity(Generic[Value]):
+    """What is known of some objects: it keeps none of them alive, and ends with them.
+
+    They are told apart by identity: a program may compare its modules by value, or not let them be compared.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def get(self, key: object) -> Value | None:
+        entry = self._entries.get(id(key))
+        return None if entry is None else entry[1]
+
+    def __setitem__(self, key: object, value: Value) -> None:
+        number, entries = id(key), self._entries
+        entry = entries.get(number)
+        reference = weakref.ref(key, lambda _: entries.pop(number, None)) if entry is None else entry[0]
+        entries[number] = (reference, value)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return id(key) in self._entries
+
+    def discard(self, key: object) -> None:
+        self._entries.pop(id(key), None)

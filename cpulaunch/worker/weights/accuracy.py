@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
@@ -13,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
-from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.reporting.events import report_event, text_of
+from cpulaunch.worker.tensors.mutation import restore_random_state
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
+from cpulaunch.worker.tensors.references import ByIdentity
 
 MEASURED_CALLS = 2
 """Calls of each module that are compared: each costs one more call in the program's own precision."""
@@ -42,16 +43,16 @@ class Accuracy:
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._left: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._states: weakref.WeakKeyDictionary[nn.Module, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+        self._left: ByIdentity[int] = ByIdentity()
+        self._states: ByIdentity[tuple[Any, Any]] = ByIdentity()
 
     def is_due(self, module: nn.Module) -> bool:
         """Whether the next call of the module is to be compared, which runs it twice: its last call left no trace.
 
         Effect: remembers the module's state, to be compared at the next call.
         """
-        if self._left.get(module, MEASURED_CALLS) <= 0:
-            self._states.pop(module, None)
+        if self._remaining(module) <= 0:
+            self._states.discard(module)
             return False
         if not all(map(_may_repeat, module.modules())):
             self._left[module] = 0
@@ -71,15 +72,16 @@ class Accuracy:
         The copies are made before, because a call may change its arguments, such as a key-value cache. The random state
         is that of a single call. Nothing is reported for arguments that cannot be copied.
         """
-        self._left[module] = self._left.get(module, MEASURED_CALLS) - 1
+        self._left[module] = self._remaining(module) - 1
+        expected: Any = None
         try:
             _check_library_objects(arguments)
             args, kwargs = copy.deepcopy(arguments)
             expected = _repeatable(lambda: plain(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  The comparison must not become an error of the program.
             self._left[module] = 0
-            self._report(module, reason=f"not measured: {error}")
-            return run()
+            self._report(module, reason=f"not measured: {text_of(error)}")
+        # Not inside `except`, where an error of the program would get that one as its context.
         result = run()
         found = difference(expected, result)
         if found is not None:
@@ -90,6 +92,10 @@ class Accuracy:
                 argmax_agreement=found.argmax_agreement,
             )
         return result
+
+    def _remaining(self, module: nn.Module) -> int:
+        left = self._left.get(module)
+        return MEASURED_CALLS if left is None else left
 
     def _report(self, module: nn.Module, **found: Any) -> None:
         report_event("accuracy", module=type(module).__name__, type=self._kind, **found)
@@ -140,12 +146,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _repeatable(call: Callable[[], Any]) -> Any:
-    """The result of the call. Effect: none on torch's random state."""
+    """The result of the call. Effect: none on torch's random state, unless other threads may draw from it too."""
     state = torch.get_rng_state()
     try:
         return call()
     finally:
-        torch.set_rng_state(state)
+        restore_random_state(state)
 
 
 def difference(expected: Any, got: Any) -> Difference | None:

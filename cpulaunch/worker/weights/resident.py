@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +21,7 @@ from cpulaunch.worker.reporting.events import report_event
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.tensors.foreign import is_foreign
 from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view
-from cpulaunch.worker.tensors.references import allow_swaps, at_end
+from cpulaunch.worker.tensors.references import ByIdentity, allow_swaps, at_end
 from cpulaunch.worker.weights.accuracy import Accuracy
 from cpulaunch.worker.weights.entry import ResidentWeight
 from cpulaunch.worker.weights.functions import Replaced, plain_linear
@@ -81,9 +80,9 @@ class ResidentWeights:
         self._references: set[int] = set()
         self._refused: set[int] = set()
         self._casts: dict[int, Cast] = {}
-        self._covered: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self._spent: weakref.WeakKeyDictionary[nn.Module, float] = weakref.WeakKeyDictionary()
-        self._waiting: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._covered: ByIdentity[bool] = ByIdentity()
+        self._spent: ByIdentity[float] = ByIdentity()
+        self._waiting: ByIdentity[bool] = ByIdentity()
         self.own = _Packing()
         self._norms = Norms()
         self.accuracy = Accuracy(kind)
@@ -131,7 +130,7 @@ class ResidentWeights:
         return is_waiting
 
     def _affords(self, module: nn.Module, seconds: Seconds) -> bool:
-        return self._spent.get(module, 0.0) < FREE_SECONDS + seconds()
+        return (self._spent.get(module) or 0.0) < FREE_SECONDS + seconds()
 
     def active(self, module: nn.Module, seconds: Seconds = lambda: math.inf) -> Replaced:
         """A context in which this thread's products use the resident weights. Effect: reports new forms at its end."""
@@ -142,7 +141,7 @@ class ResidentWeights:
         self.own.call = None
         if self.own.is_waiting:
             self.own.pending += 1
-            self._waiting.add(module)
+            self._waiting[module] = True
         elif self._waiting:
             self._waiting.discard(module)
         if self._new:
@@ -218,7 +217,7 @@ class ResidentWeights:
         seconds = _clock() - started
         self.own.preparing += seconds
         if call is not None:
-            self._spent[call[0]] = self._spent.get(call[0], 0.0) + seconds
+            self._spent[call[0]] = (self._spent.get(call[0]) or 0.0) + seconds
         if entry.form is None:
             return y
         self.progress += 1

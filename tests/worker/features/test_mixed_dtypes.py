@@ -264,6 +264,93 @@ def test_a_call_that_waits_for_its_packing_may_use_what_an_earlier_one_has_left_
     torch.testing.assert_close(result, model.second(model.first(value)) + value, rtol=0.1, atol=0.1)
 
 
+class Flagged(Part):
+    """Gives its features away once it is asked to: in an object, or as an attribute of a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Keeping()
+
+    def combine(self, value: Any, *, full: bool = False) -> Any:
+        features = self.part(value)
+        return Slots(features) if full else self.second(features)
+
+    def forward(self, value: Any, *, full: bool = False) -> Any:
+        return self.combine(value, full=full)
+
+
+class Keeping(Part):
+    keeps = False
+
+    def combine(self, value: Tensor) -> Tensor:
+        self.state = self.first(value) if self.keeps else None
+        return self.first(value)
+
+
+class Slots:
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+def returns_an_object(model: Any) -> Tensor:
+    return model(values(), full=True).tensor
+
+
+def keeps_an_attribute(model: Any) -> Tensor:
+    model.part.keeps = True
+    model(values())
+    return model.part.state
+
+
+def has_a_hook(model: Any) -> Tensor:
+    seen: list[Tensor] = []
+    hook = model.part.first.register_forward_hook(lambda _module, _arguments, result: seen.append(result))
+    model(values())
+    hook.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("measured", [False, True])
+@pytest.mark.parametrize("look", [returns_an_object, keeps_an_attribute, has_a_hook])
+def test_a_program_that_looks_inside_later_sees_its_own_types(tmp_path: Path, look: Any, measured: bool) -> None:
+    model = Flagged().eval()
+    model.part.keeps = False
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=measured):
+        call_often(model)
+        for _ in range(CALLS):
+            look(model).numpy()
+
+
+class Halved(Part):
+    def combine(self, value: Tensor) -> Any:
+        return {"half": self.first(value).half(), "bf16": [self.second(value).bfloat16()], "own": value}
+
+
+def test_results_that_a_program_makes_low_stay_so(tmp_path: Path) -> None:
+    model = Halved().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16"), measured=True):
+        for _ in range(CALLS):
+            result = model(values())
+            assert result["half"].dtype is torch.float16
+            assert result["bf16"][0].dtype is torch.bfloat16
+
+
+def test_flags_of_calls_and_hooks_that_keep_nothing_end_no_mode(tmp_path: Path) -> None:
+    model, value, seen = Flagged().eval(), values(), []
+    with installed(tmp_path, TorchSettings(precision="bf16")) as plugin:
+        exact = [model(value, full=False), model(value)]
+        for number in range(2 * call_modes.MAX_FORMS):
+            hook = model.part.first.register_forward_hook(lambda *given: seen.append(str(given[2].dtype)))
+            low = [model(value, full=False), model(value), model(value)][-1]
+            assert number or not torch.equal(exact[0], low)
+            hook.remove()
+        assert not torch.equal(exact[0], low)
+        assert plugin.reasons() == ""
+    assert seen[-1] == "torch.bfloat16"
+
+
 def test_a_rank_does_not_repeat_a_call_that_its_program_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

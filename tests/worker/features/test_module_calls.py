@@ -304,3 +304,59 @@ def test_the_callback_of_this_thread_is_read_by_exchange_too(callback: object) -
         assert calls._eval_frame_callback() is callback
     finally:
         frames.set_eval_frame(before)
+
+
+class Named(nn.Module):
+    """Is compared by its name, or cannot be compared at all."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.layer = name, nn.Linear(256, 256)
+
+    def __eq__(self, other: object) -> bool:
+        if not self.name:
+            raise TypeError("no comparison")
+        return isinstance(other, Named)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def forward(self, value: Tensor, error: Exception | None = None) -> Tensor:
+        if error is not None:
+            raise error
+        return self.layer(value)
+
+
+@pytest.mark.parametrize("name", ["", "same"])
+def test_modules_are_told_apart_by_identity(tmp_path: Path, name: str) -> None:
+    models, value = [Named(name).eval(), Named(name).eval()], torch.randn(4, 256)
+    settings = TorchSettings(precision="bf16", weights="bf16")
+    with installed(tmp_path, settings, measured=True) as plugin:
+        for _ in range(5):
+            for model in models:
+                close(model(value), plugin.eager(model.layer, value), tolerance=0.05)
+        assert len(plugin.events("weights")) == len(models)
+        assert plugin.reasons() == ""
+
+
+def test_errors_of_the_program_keep_their_context(tmp_path: Path) -> None:
+    class MuteError(ValueError):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Unreadable(Named):
+        @property  # type: ignore[misc]
+        def device(self) -> None: ...
+
+        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+            raise MuteError
+
+    settings = TorchSettings(precision="bf16", weights="bf16", graph="onednn")
+    with installed(tmp_path, settings, measured=True):
+        for model in (Named("ordinary").eval(), Unreadable("").eval()):
+            for _ in range(3):
+                error = MuteError("float")
+                with pytest.raises(MuteError) as raised:
+                    model(torch.randn(4, 256), error)
+                assert raised.value is error
+                assert error.__context__ is None

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cpulaunch.worker.tensors.objects import holds_objects  # noqa: E402
+from cpulaunch.worker.tensors.objects import form_of, holds_objects, own_parts  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -43,3 +43,25 @@ def test_tensors_and_constants_in_containers_are_no_objects(value: Any) -> None:
 def test_anything_else_is(value: Any) -> None:
     assert holds_objects(value)
     assert holds_objects(X, [{"cache": (1, value)}])
+
+
+def test_flags_of_arguments_and_of_own_parts_make_a_form() -> None:
+    class Part(torch.nn.Module):
+        keeps: Any
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.keeps = torch.nn.Linear(2, 2), False
+
+    module = torch.nn.Sequential(Part(), torch.nn.ReLU())
+    parts = own_parts(module)
+    plain = form_of(parts, (X, 1), {"mask": None})
+    assert form_of(parts, (X + 1, 2), {"mask": None}) == plain
+    others = [form_of(parts, (X, 1), given) for given in ({}, {"mask": X}, {"mask": True}, {"mask": "full"})]
+    module[0].keeps = []
+    others.append(form_of(parts, (X, 1), {"mask": None}))
+    module[0].keeps = False
+    assert form_of(parts, (X, 1), {"mask": None}) == plain
+    module[0].new = True
+    others.append(form_of(parts, (X, 1), {"mask": None}))
+    assert len({plain, *others}) == 1 + len(others)
