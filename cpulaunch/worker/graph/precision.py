@@ -68,11 +68,11 @@ class Precision:
         return Mode(low=True, widen=True)
 
 
-_wide = (torch.float32,)
+FP32 = (torch.float32,)
 ONE_TYPE = {
-    "_sparse_addmm": (1, _wide),  # torch.sparse.mm
-    "addr": (0, _wide),
-    "linalg_pinv.atol_rtol_tensor": (0, _wide),
+    "_sparse_addmm": (1, FP32),  # torch.sparse.mm
+    "addr": (0, FP32),
+    "linalg_pinv.atol_rtol_tensor": (0, FP32),
     "_pdist_forward": (0, LOW),
     "special_i1": (0, LOW),
     "special_i1e": (0, LOW),
@@ -189,9 +189,12 @@ def may_be_of_low_dtype(error: Exception) -> bool:
 
 
 def widened(value: Any) -> Any:
-    """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects are not converted."""
+    """The result with its bf16 and fp16 tensors as fp32, in the same structure; unknown objects are not converted.
+
+    One tensor in two places stays one, and a view of another one stays its view.
+    """
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in LOW else value
+        return _wide(value) if value.dtype in LOW else value
     from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten, rebuild
 
     tensors: list[Tensor] = []
@@ -199,6 +202,35 @@ def widened(value: Any) -> Any:
         spec = flatten(value, tensors)
     except UnknownStructureError:
         return value
-    if not any(tensor.dtype in LOW for tensor in tensors):
+    low = {id(tensor): tensor for tensor in tensors if tensor.dtype in LOW}
+    if not low:
         return value
-    return rebuild(spec, [tensor.float() if tensor.dtype in LOW else tensor for tensor in tensors])
+    wide = dict(zip(low, _all_wide([*low.values()]), strict=True))
+    return rebuild(spec, [wide.get(id(tensor), tensor) for tensor in tensors])
+
+
+def _all_wide(tensors: list[Tensor]) -> list[Tensor]:
+    from cpulaunch.worker.tensors.aliasing import views
+
+    found = views([], tensors) if len(tensors) > 1 and all(map(_is_strided, tensors)) else {}
+    wide = [tensor if position in found else _wide(tensor) for position, tensor in enumerate(tensors)]
+    for position, view in found.items():
+        is_tracked, tensor = wide[view.base].requires_grad, tensors[position]
+        if tensor.requires_grad and not is_tracked:
+            wide[position] = _wide(tensor)
+        else:
+            again = view.of(wide[view.base])
+            wide[position] = again if tensor.requires_grad == is_tracked else again.detach()
+    return wide
+
+
+def _is_strided(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The tensor as fp32; what is expanded stays so."""
+    if not _is_strided(tensor) or 0 not in tensor.stride():
+        return tensor.float()
+    once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
+    return tensor[once].float().expand(tensor.shape)
