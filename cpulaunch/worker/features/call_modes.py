@@ -17,6 +17,7 @@ from cpulaunch.worker.graph.precision import (
     LOW,
     Precision,
     device_of,
+    is_of_arguments,
     is_of_low_dtype,
     may_be_of_low_dtype,
     takes_low,
@@ -182,12 +183,11 @@ class CallModes:
             known.hooks = count_hooks(module)
             if known.hooks > hooks:
                 known.forms.clear()  # What the program sees of such calls is unknown again.
-        if not known.forms.get(form_of(known.parts, args, kwargs)) and (not known.seen or known.seen < MAX_FORMS):
-            return device_of(module) == "cpu"
-        if not holds_objects(args, kwargs):
-            return False
-        self._set_stateful(module, known, KEEPS)
-        return True
+        if known.seen and holds_objects(args, kwargs):
+            self._set_stateful(module, known, KEEPS)
+            return True
+        is_new = known.seen < MAX_FORMS and not known.forms.get(form_of(known.parts, args, kwargs))
+        return is_new and device_of(module) == "cpu"
 
     def _set_stateful(self, module: nn.Module, known: _Knowledge, reason: str) -> None:
         known.is_stateful = True
@@ -294,7 +294,7 @@ class CallModes:
 
     def _mode_after(self, error: Exception, mode: str, module: nn.Module) -> str | None:
         """The mode in which to repeat a call that failed; None if its dtypes are not to blame."""
-        if not self._precision.applies(module):
+        if not self._precision.applies(module) or is_of_arguments(error, module):
             return None
         if isinstance(error, ValueError | AssertionError) and ranks_in_job() > 1:
             return None  # It may be of this rank's data, and the others do not repeat what it has sent.

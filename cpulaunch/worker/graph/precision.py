@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
@@ -186,6 +187,39 @@ def may_be_of_low_dtype(error: Exception) -> bool:
     """Whether an error of a call in bf16 or fp16 may be one of its types, also where the program checks them itself."""
     text = text_of(error).lower()
     return isinstance(error, AssertionError) or any(word in text for word in DTYPE_WORDS)
+
+
+def is_of_arguments(error: Exception, module: nn.Module) -> bool:
+    """Whether an `assert` of the module's `forward` failed that reads nothing but arguments, which no dtype changes.
+
+    Those that it assigns to are none, and what it calls may compute.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not isinstance(error, AssertionError):
+        return False
+    code = trace.tb_frame.f_code
+    if code is not getattr(type(module).forward, "__code__", None):
+        return False
+    arguments = set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
+    instructions = list(dis.get_instructions(code))
+    assigned = {each.argval for each in instructions if each.opname.startswith("STORE")}
+    failed = next(each for each in instructions if each.offset == trace.tb_lasti)
+    if failed.opname != "RAISE_VARARGS" or failed.positions is None or failed.positions.lineno is None:
+        return False
+    start, end = failed.positions.lineno, failed.positions.end_lineno or failed.positions.lineno
+    for each in instructions:
+        if each.positions is None or not start <= (each.positions.lineno or 0) <= end:
+            continue
+        if each.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
+            return True
+        if "CALL" in each.opname or each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            return False
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(names):
+            return False
+    return False
 
 
 def widened(value: Any) -> Any:

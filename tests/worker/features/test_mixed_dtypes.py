@@ -205,6 +205,32 @@ def test_an_assertion_that_fails_in_plain_calls_too_ends_no_mode(tmp_path: Path)
         assert plugin.reasons() == ""
 
 
+@pytest.mark.parametrize(
+    ("condition", "repeats"),
+    [
+        ("limit > low, f'{limit} must be above {low}'", 0),
+        ("limit.real == 2", 0),
+        ("limit > 0 and self.first(value) is None", 1),
+        ("value is None", 1),
+        ("result is None", 1),
+    ],
+)
+def test_an_assertion_about_arguments_repeats_no_call(tmp_path: Path, condition: str, repeats: int) -> None:
+    lines = (
+        *("def forward(self, value, limit=1, *, low=5):", "    self.calls += 1", "    result = self.first(value)"),
+        *(f"    assert {condition}", "    value = result", "    return result"),
+    )
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)  # Pytest writes assertions anew.
+    model: Any = type("Asserted", (Part,), found)().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        model.train()  # No call of it needs care.
+        for _ in range(3):
+            with pytest.raises(AssertionError):
+                model(values())
+    assert model.calls == 3 * (1 + repeats)
+
+
 def test_a_module_without_a_hash_runs_with_channels_last(tmp_path: Path) -> None:
     with installed(tmp_path, TorchSettings(channels_last=True), measured=True):
         call_often(Equal().eval())
