@@ -53,11 +53,8 @@ Part: TypeAlias = tuple[weakref.ref[nn.Module], tuple[str, ...]]
 
 
 def form_of(parts: tuple[Part, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """The types of the arguments, with the values of flags and texts among them and among the parts' attributes.
-
-    It is another one in the program's own autocast, whose results have other types.
-    """
-    flags: list[Any] = [torch.is_autocast_enabled("cpu"), *map(_form, args)]
+    """The types of the arguments, with the values of flags and texts among them and among the parts' attributes."""
+    flags: list[Any] = [*map(_form, args)]
     if kwargs:
         flags += [*kwargs, *map(_form, kwargs.values())]
     for reference, names in parts:

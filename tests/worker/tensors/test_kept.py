@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from cpulaunch.worker.tensors import kept  # noqa: E402
 from cpulaunch.worker.tensors.kept import KeptTensors  # noqa: E402
+from cpulaunch.worker.tensors.mutation import restore_random_state  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -82,3 +83,18 @@ def test_lists_of_another_threads_search_keep_no_tensors(monkeypatch) -> None:
     assert listed.wait(60)
     assert not before.found(compute(argument), argument)
     thread.join()
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_random_state_is_set_back_unless_other_threads_may_draw(others: bool) -> None:
+    end, before = threading.Event(), torch.get_rng_state()
+    thread = threading.Thread(target=end.wait)
+    if others:
+        thread.start()
+    try:
+        torch.rand(1)
+        drawn = torch.get_rng_state()
+        restore_random_state(before)
+        assert torch.equal(torch.get_rng_state(), drawn if others else before)
+    finally:
+        end.set()
