@@ -83,7 +83,7 @@ class Accuracy:
             self._report(module, reason=f"not measured: {text_of(error)}")
         # Not inside `except`, where an error of the program would get that one as its context.
         result = run()
-        found = difference(expected, result)
+        found = None if expected is None else difference(expected, result)
         if found is not None:
             self._report(
                 module,
@@ -179,6 +179,8 @@ def _pairs(expected: Any, got: Any) -> list[tuple[Tensor, Tensor]]:
         flatten(expected, ones)
         flatten(got, others)
     except UnknownStructureError:
+        return []
+    if any(tensor.is_nested for tensor in (*ones, *others)):  # They have no shape.
         return []
     if [one.shape for one in ones] != [other.shape for other in others]:
         return []

@@ -47,6 +47,7 @@ def test_differences_are_relative_to_the_expected_rms() -> None:
         (object(), object()),
         (torch.tensor([float("nan")]), torch.tensor([1.0])),
         (None, None),
+        (torch.nested.nested_tensor([torch.ones(2)]), torch.nested.nested_tensor([torch.ones(2)])),
     ],
 )
 def test_nothing_comparable_gives_no_figure(expected: Any, got: Any) -> None:
@@ -215,3 +216,12 @@ def test_functions_of_the_program_inside_a_librarys_module_run_once_for_each_cal
         for _ in range(6):
             module(torch.randn(1, 3, WIDTH))
     assert len(seen) == 6
+
+
+def test_an_error_of_a_call_that_cannot_be_compared_has_no_context(events: Any) -> None:
+    def fail() -> None:
+        raise ValueError("the program's")
+
+    with pytest.raises(ValueError, match="the program's") as raised:
+        Accuracy("int4").compare(nn.Identity(), ((SimpleNamespace(),), {}), fail, fail)
+    assert raised.value.__context__ is None
