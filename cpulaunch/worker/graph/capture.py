@@ -220,10 +220,11 @@ def _copying(outputs_of: Function, constant: frozenset[int]) -> Function:
 
 def _guard_check(traced: TracedCall) -> Callable[[Call], bool]:
     """A function that says whether the traced graph is valid for a call."""
-    check, silent = traced.guards.check, traced.silent
+    check, silent, answers = traced.guards.check, traced.silent, traced.answers
 
     def holds(call: Call, alive: TracedCall = traced) -> bool:
-        return bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs})) and are_silent(silent)
+        is_guarded = bool(check({"module": call.module, "args": call.args, "kwargs": call.kwargs}))
+        return is_guarded and are_silent(silent) and all(answer.holds() for answer in answers)
 
     return holds
 

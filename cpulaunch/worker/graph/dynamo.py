@@ -1,10 +1,19 @@
-"""Functions that the program's own torch.compile is not to trace."""
+"""Functions that the program's own torch.compile is not to trace, and what Dynamo does not say of those it traces."""
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import torch
+
+from cpulaunch.records.record import record
 
 _frames: Any = torch._C._dynamo.eval_frame
 
@@ -16,3 +25,124 @@ def hide_from_dynamo(function: Any) -> None:
     elif hasattr(_frames, "set_code_exec_strategy"):
         skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
         _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, default))
+
+
+LIBRARIES = ("torch", "transformers")
+"""Packages that ask whether torch compiles, or for variables, for the sake of checks, warnings and debugging only."""
+
+COMPILING = ("is_compiling", "is_dynamo_compiling")
+"""Functions that Dynamo takes for True, as which a program may leave out what its eager calls do."""
+
+DISTRIBUTED = ("is_initialized", "get_rank", "get_world_size")
+"""Functions of torch.distributed whose answers Dynamo takes for constant."""
+
+ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
+
+
+@record
+class Answer:
+    """What a function without arguments returned when it was traced."""
+
+    function: Callable[[], object]
+    value: object
+
+    def holds(self) -> bool:
+        """Whether the function returns the same now."""
+        return self.function() == self.value
+
+
+@contextmanager
+def answered_as_in_eager_calls() -> Iterator[set[Answer]]:
+    """The answers that Dynamo takes for constant, in this thread, inside the context.
+
+    Effect: it tells the program that nothing is compiled, as what it computes is to be that of its eager calls.
+    Source: torch/_dynamo/variables/torch.py, tracing_state_functions and constant_fold_functions.
+    """
+    from torch._dynamo.variables import ConstantVariable
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as Kind
+
+    answers: set[Answer] = set()
+    plain, thread = Kind.call_function, threading.get_ident()
+    distributed = [getattr(torch.distributed, name, None) for name in DISTRIBUTED]
+
+    @functools.wraps(plain)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not args and not kwargs:
+            if getattr(self.value, "__name__", "") in COMPILING and not _is_asked_by_library(tx):
+                return ConstantVariable.create(False)
+            if self.value in distributed:
+                answers.add(Answer(function=self.value, value=self.value()))
+        return plain(self, tx, args, kwargs)
+
+    Kind.call_function = call_function
+    try:
+        yield answers
+    finally:
+        Kind.call_function = plain
+
+
+def _is_asked_by_library(tx: Any) -> bool:
+    """Whether code of a library makes the call that Dynamo is at, itself or by a function that only passes it on."""
+    while tx.f_code.co_name.startswith("is_") and getattr(tx, "parent", None) is not None:
+        tx = tx.parent
+    return str(tx.f_globals.get("__name__")).partition(".")[0] in LIBRARIES
+
+
+def reads_environment() -> bool:
+    """Whether the program's code that Dynamo has traced for the present graph names environment variables."""
+    context: Any = torch._guards.TracingContext.try_get()
+    inlined = [code for code in getattr(context, "previously_inlined_functions", ()) if isinstance(code, CodeType)]
+    readers = [code for code in inlined if ENVIRONMENT.intersection(code.co_names) and not _is_of(code, os)]
+    if not readers:
+        return any(_is_of(code, os) for code in inlined)  # By another name.
+    return not all(any(_is_of(code, sys.modules.get(name)) for name in LIBRARIES) for code in readers)
+
+
+def _is_of(code: CodeType, package: Any) -> bool:
+    """Whether the code is of this module, or of this package."""
+    path = str(getattr(package, "__file__", None))
+    if path.endswith("__init__.py"):
+        return code.co_filename.startswith(path.removesuffix("__init__.py"))
+    return code.co_filename in (path, f"<frozen {package.__name__}>") if package is not None else False
+
+
+def lost_effect(graph: torch.fx.GraphModule) -> str:
+    """What a graph does, or depends on, besides what it computes, which is lost where it is frozen (empty: nothing).
+
+    An assertion about a tensor is a node without a result. So is a call of an operator of the program's that returns
+    nothing, unless it writes to a tensor.
+    """
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if "assert" in getattr(node.target, "__name__", str(node.target)):
+            return "an assertion about the values of a tensor"
+        if node.target is getattr and node.args[1] == "_base":
+            return "whether a tensor is a view"
+        if any(not schema.returns and not schema.is_mutable for schema in _schemas(node.target)):
+            return f"the operator {node.target}, which returns nothing"
+    return ""
+
+
+def _schemas(target: Any) -> list[Any]:
+    """The schemas of an operator; empty for other functions."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return [getattr(target, name)._schema for name in target.overloads()]
+    return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
+
+
+STATIC = "_dynamo_static_input_type"
+
+
+@contextmanager
+def unmarked(tensors: list[torch.Tensor]) -> Iterator[None]:
+    """Effect: after the context, tensors have no mark that Dynamo gave them in it, with which they would be pickled.
+
+    Source: torch/_dynamo/decorators.py, mark_static_address.
+    """
+    own = [tensor for tensor in tensors if STATIC not in tensor.__dict__]
+    try:
+        yield
+    finally:
+        for tensor in own:
+            tensor.__dict__.pop(STATIC, None)

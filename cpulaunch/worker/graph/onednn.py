@@ -6,7 +6,6 @@ Source: pytorch/torch/csrc/jit/codegen/onednn/README.md: enable fusion, trace, f
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
@@ -23,6 +22,7 @@ from cpulaunch.worker.fusion.not_a_number import Safeguards, is_small, safeguard
 from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, graph_of, portable
 from cpulaunch.worker.fusion.trial import WARM_UP_CALLS
 from cpulaunch.worker.graph.precision import widened
+from cpulaunch.worker.graph.silent_logging import silent_warnings
 
 _compiling = threading.RLock()
 
@@ -78,8 +78,7 @@ def freeze(
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
     examples = tuple(inputs[index] for index in used)
-    with _compiling, warnings.catch_warnings(), _fusion():
-        warnings.simplefilter("ignore")
+    with _compiling, silent_warnings(), _fusion():
         with ExitStack() as contexts:
             bound = _Bound(graph, sources, used, enter_precision(contexts)).eval()
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
@@ -116,8 +115,7 @@ def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Ten
     without fusion (seen with torch 2.13).
     Effect: torch's global JIT settings are restored. Raises: any error of torch and oneDNN.
     """
-    with _compiling, warnings.catch_warnings(), _fusion():
-        warnings.simplefilter("ignore")
+    with _compiling, silent_warnings(), _fusion():
         graph = graph_of(frozen.graph)
         leave_out(graph, left_out)
         function = function_of(graph)

@@ -1,10 +1,12 @@
-"""Calls of loggers in a traced call, which Dynamo refuses, although most of them write nothing."""
+"""Calls of loggers in a traced call, which Dynamo refuses, although most of them write nothing; and warnings."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -154,3 +156,34 @@ def _constant(variable: Any) -> Any:
 def are_silent(used: frozenset[SilentCall]) -> bool:
     """Whether none of these calls would write something now."""
     return all(call.is_silent() for call in used)
+
+
+@contextmanager
+def silent_warnings() -> Iterator[None]:
+    """Effect: warnings are ignored inside the context; after it the program's are repeated no more than before it.
+
+    Any change of the filters lets Python forget which warnings each module has given, by the version in its registry.
+    Source: cpython/Python/_warnings.c, already_warned.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = _filters_version() - 2  # This context and its filter are one change each, and so is its end.
+        known = [(each, dict(each)) for each in _registries() if each.get("version") == before]
+        try:
+            yield
+        finally:
+            after = _filters_version() + 1
+            for registry, given in known:
+                registry.update(given, version=after)
+
+
+def _filters_version() -> int:
+    """The version of the filters for warnings, as of which registries are valid. All warnings must be ignored."""
+    registry: dict[Any, Any] = {}
+    warnings.warn_explicit("", UserWarning, "", 1, registry=registry)
+    return int(registry.get("version", 0))
+
+
+def _registries() -> list[dict[Any, Any]]:
+    found = [getattr(module, "__dict__", {}).get("__warningregistry__") for module in tuple(sys.modules.values())]
+    return [each for each in found if isinstance(each, dict)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,8 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from cpulaunch.records.record import record
-from cpulaunch.worker.graph.silent_logging import SilentCall, silent_calls_left_out
+from cpulaunch.records.record import record, replace
+from cpulaunch.worker.graph.dynamo import (
+    Answer,
+    answered_as_in_eager_calls,
+    lost_effect,
+    reads_environment,
+    unmarked,
+)
+from cpulaunch.worker.graph.silent_logging import SilentCall, silent_calls_left_out, silent_warnings
 from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.owners import own_view
@@ -45,7 +51,8 @@ class TracedCall:
 
     `sources`: for each argument of the graph, the index of an input of the call or a frozen tensor. `spec`: structure
     of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `silent`:
-    the calls of loggers that are left out because they wrote nothing. `code` keeps the guards alive.
+    the calls of loggers that are left out because they wrote nothing. `answers`: of functions that were taken for
+    constant. `code` keeps the guards alive.
     """
 
     graph: torch.fx.GraphModule
@@ -53,9 +60,10 @@ class TracedCall:
     spec: Spec
     results: tuple[ResultSource, ...]
     low: bool
-    silent: frozenset[SilentCall]
     guards: Any
     code: types.CodeType
+    silent: frozenset[SilentCall] = frozenset()
+    answers: frozenset[Answer] = frozenset()
 
     def has_relative_views(self) -> bool:
         """Whether each view is at a fixed distance from the tensor it is taken of, wherever that one begins."""
@@ -85,15 +93,18 @@ def trace_call(
     recorder = _Recorder(inputs + frozen)
     # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    with warnings.catch_warnings(), _dynamo_settings(), _logs_off(), silent_calls_left_out() as silent:
-        warnings.simplefilter("ignore")
+    left_out, asked, unchanged = silent_calls_left_out(), answered_as_in_eager_calls(), unmarked(inputs + frozen)
+    with silent_warnings(), _dynamo_settings(), _logs_off(), unchanged, left_out as silent, asked as answers:
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
             shared = shared_object(eager, result)
             if shared:
                 raise RefusedError(f"it returns {shared}")
-            code, used = function.__code__, frozenset(silent)
-            return _traced_call(recorder, result, code, inputs=inputs, frozen=frozen, silent=used)
+            traced = _traced_call(recorder, result, function.__code__, inputs=inputs, frozen=frozen)
+            return replace(traced, silent=frozenset(silent), answers=frozenset(answers))
+        except RefusedError:
+            _drop_guards(recorder.context)
+            raise
         finally:
             _drop_weak_references(recorder.graph)
             recorder.release()
@@ -108,6 +119,17 @@ def _drop_weak_references(graph: torch.fx.GraphModule | None) -> None:
     with suppress(AttributeError, AssertionError):  # Other versions of torch.
         mode: Any = torch._guards.detect_fake_mode(values)
         mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
+def _drop_guards(context: Any) -> None:
+    """Effect: the guards of a graph that is not used refer to no tensor, which they would until a garbage collection.
+
+    Source: torch/_guards.py, TracingContext.
+    """
+    with suppress(AttributeError):  # Other versions of torch.
+        context.tensor_to_context.clear()
+        for guard in context.guards_context.dynamo_guards.inner:
+            guard.create_fn = None
 
 
 def _skips_padding(part: nn.Module) -> bool:
@@ -125,7 +147,6 @@ def _traced_call(
     *,
     inputs: list[Tensor],
     frozen: list[Tensor],
-    silent: frozenset[SilentCall],
 ) -> TracedCall:
     if recorder.graph is None or recorder.outputs is None:
         raise RefusedError("it computes nothing with tensors")
@@ -136,7 +157,6 @@ def _traced_call(
         spec=spec,
         results=results,
         low=any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors),
-        silent=silent,
         guards=_guards(code),
         code=code,
     )
@@ -151,17 +171,21 @@ class _Recorder:
     def __init__(self, foreign: list[Tensor]) -> None:
         self._foreign = foreign
         self.graph: torch.fx.GraphModule | None = None
+        self.context: Any = None
         self.arguments: tuple[Any, ...] = ()
         self.outputs: tuple[Any, ...] | None = None
 
     def __call__(self, graph: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
+        self.graph, self.context = graph, torch._guards.TracingContext.try_get()
         effects = _side_effects()
         if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
+        unseen = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
+        if unseen:
+            raise RefusedError(f"its graph would not contain {unseen}")
         results = [node.meta.get("example_value") for node in graph.graph.nodes]
         if any(map(_depends_on_values, pytree.tree_leaves(results))):  # TorchScript would make it a constant.
             raise RefusedError("its shapes or views depend on the values of a tensor")
-        self.graph = graph
 
         def run(*arguments: Any) -> tuple[Any, ...]:
             self.arguments = arguments
@@ -176,7 +200,7 @@ class _Recorder:
 
     def release(self) -> None:
         """Effect: releases the graph and its tensors."""
-        self.graph, self.outputs, self.arguments, self._foreign = None, None, (), []
+        self.graph, self.context, self.outputs, self.arguments, self._foreign = None, None, None, (), []
 
 
 def _depends_on_values(value: object) -> bool:
