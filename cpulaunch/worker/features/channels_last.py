@@ -24,7 +24,7 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.mutation import restore, running_statistics, storage_of
+from cpulaunch.worker.tensors.mutation import restore, restore_random_state, running_statistics, storage_of
 from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import contiguous, tensors_of
@@ -126,7 +126,7 @@ class LayoutTrial:
         self._comparison = Comparison()
         self._step_started: float | None = None
         self._call_lock, self._conversion_lock = threading.Lock(), threading.Lock()
-        self._layouts: set[tuple[torch.Size, tuple[int, ...]]] = set()
+        self._layouts: set[tuple[bool, Any]] = set()  # Those of results, each with whether an argument was reordered.
         self._running: set[int] = set()
         self._is_ending = self.has_ended = self.is_converted = self._runs_converted = self._reorders = self.is_left = (
             False
@@ -168,8 +168,9 @@ class LayoutTrial:
             result = self.converted(module, args, kwargs, run)
         else:
             result = self._counted(run)
-            self._layouts.update(map(_layout, tensors_of(result)))
-            self._reorders = self._reorders or any(map(_is_reordered, tensors_of(result)))
+            is_given, results = any(map(_is_reordered, tensors_of((args, kwargs)))), tensors_of(result)
+            self._layouts.update((is_given, _layout(each)) for each in results)
+            self._reorders = self._reorders or (not is_given and any(map(_is_reordered, results)))
         if counts and is_step:
             self._step_started = started
         elif counts:
@@ -225,15 +226,17 @@ class LayoutTrial:
         """
         name, state, stays = type(module).__name__, torch.get_rng_state(), self.has_ended
         end = self._withdrawn if stays else self._give_up
-        statistics = running_statistics(module) if stays or not self._runs_converted else []
+        statistics, failure = running_statistics(module) if stays or not self._runs_converted else [], ""
         try:
             result = self._counted(run)
         except RuntimeError as error:
             if _is_programs(error):
                 raise
+            failure = f"{name} does not support channels_last: {error}"
+        if failure:  # Not above, as an error of the program would have that one as its context.
             if end(module):
-                degraded(self._settings, "channels_last", f"{name} does not support channels_last: {error}")
-            torch.set_rng_state(state)
+                degraded(self._settings, "channels_last", failure)
+            restore_random_state(state)
             restore(statistics)
             return self._counted(run)
         self._runs_converted = True
@@ -249,16 +252,15 @@ class LayoutTrial:
 
         Arguments are looked at only if there may be any, for which nearly no call is a reason.
         """
-        others = [each for each in tensors_of(result) if not (each.is_contiguous() or _layout(each) in self._layouts)]
+        others = [each for each in tensors_of(result) if not each.is_contiguous()]
         if stays:
             others = [] if self._reorders else list(filter(_is_reordered, others))
         if not others:
             return []
         inputs = tensors_of((args, kwargs))
-        if stays and any(map(_is_reordered, inputs)):
-            return []
-        given = set(map(storage_of, inputs))
-        return [each for each in others if storage_of(each) not in given]
+        is_given, given = any(map(_is_reordered, inputs)), set(map(storage_of, inputs))
+        unknown = [] if stays and is_given else [each for each in others if storage_of(each) not in given]
+        return [each for each in unknown if (is_given, _layout(each)) not in self._layouts]
 
     def _keep(self) -> bool:
         """Whether the weights stay converted. Effect: the trial ends, unless another thread is about to end it."""

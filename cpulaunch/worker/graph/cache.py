@@ -15,6 +15,7 @@ from torch import nn
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import (
+    DRAWS,
     Call,
     Captured,
     MismatchError,
@@ -42,6 +43,7 @@ from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.mutation import others_may_draw
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, describe, flatten, key_of, key_of_tensors
 
 Eager = Callable[[bool], Any]
@@ -109,13 +111,14 @@ class Captures:
             call = Call(module=module, args=args, kwargs=kwargs, inputs=list(args))
             return self._with_key(state, key, call, eager, outermost=outermost)
         inputs: list[torch.Tensor] = []
+        unknown = "arguments that cannot be compared"
         try:
             spec = flatten((args, kwargs), inputs)
             key = key_of(spec, inputs)
         except UnknownStructureError as error:
-            return self._try_submodules(state, f"it takes {error}", eager)
+            unknown = str(error)
         if key is None:
-            return self._try_submodules(state, "it takes arguments that cannot be compared", eager)
+            return self._try_submodules(state, f"it takes {unknown}", eager)
         call = Call(module=module, args=args, kwargs=kwargs, inputs=inputs, spec=spec)
         return self._with_key(state, key, call, eager, outermost=outermost)
 
@@ -232,16 +235,18 @@ class Captures:
         """The captured result, or the eager one while it is being verified or when it fails."""
         if not captured.accepts(call.inputs):
             return eager(False)
+        has_run = False
         try:
             result = captured.run(call)
+            has_run = True
         except UnboundedError:
             state.unbounded += 1
             if state.unbounded > UNBOUNDED_CALLS and state.unbounded > UNBOUNDED_SHARE * state.bounded:
                 self._drop(state)
                 state.finish("values inside it are often NaN, infinite or huge, so that its calls would run twice")
-            return eager(False)
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
             self._give_up(state, f"the captured graph failed: {error}")
+        if not has_run:  # Not above, as an error of the program would have that one as its context.
             return eager(False)
         state.bounded += 1
         if state.verified.get(id(captured), 0) >= VERIFIED_CALLS - 1:
@@ -258,13 +263,16 @@ class Captures:
 
     def _make(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
         """The eager result of a call. Effect: captures the call, or records why it cannot be captured."""
+        is_held, failure = False, ""
         try:
             not_on_cpu = uses_other_device(call)
             refusal = None if state.captures else self.usage.module_limit_reason(call.module)
             weights = state.weights if not_on_cpu or state.weights else Weights(call.module)
             is_held = weights is not None and not not_on_cpu and weights.are_held_elsewhere()
         except Exception as error:  # noqa: BLE001  Tensors without storage or version, or an overridden `parameters`.
-            self._refuse(state, key, f"changes of its tensors cannot be detected: {error}")
+            failure = f"changes of its tensors cannot be detected: {error}"
+        if failure:
+            self._refuse(state, key, failure)
             return eager(True)
         if not_on_cpu:
             state.not_used.add(key)
@@ -282,6 +290,9 @@ class Captures:
     def _make_if_repeatable(self, state: ModuleState, key: Key, call: Call, weights: Weights, eager: Eager) -> Any:
         """The eager result of a call. Effect: captures the call, unless it changes tensors."""
         result, change = self._eagerly(state, key, lambda: changes_tensors(call, weights, lambda: eager(False)))
+        if change == DRAWS and others_may_draw():
+            state.postpone(key, time.perf_counter())
+            return result
         if change:
             self._refuse(state, key, change)
             return result

@@ -22,7 +22,7 @@ from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
-from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.mutation import restore_random_state, storage_of
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
 
 
@@ -299,12 +299,12 @@ def _alike(spec: Spec, other: Spec) -> bool:
 
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
-    """Effect: restores the state of torch's random number generator when the context ends."""
+    """Effect: restores the state of torch's random number generator when the context ends, see restore_random_state."""
     state = torch.get_rng_state()
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        restore_random_state(state)
 
 
 MIN_ROUNDS, MAX_ROUNDS, TIMED_SECONDS = 2, 20, 0.2
@@ -334,6 +334,9 @@ def best_seconds(*runs: Callable[[], Any]) -> list[float]:
     return best
 
 
+DRAWS = "it draws random numbers"
+
+
 def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> tuple[Any, str]:
     """The eager result, and why the call cannot be repeated (empty: it can): it changes tensors or the random state."""
     inputs = _versions(call.inputs)
@@ -341,7 +344,7 @@ def changes_tensors(call: Call, weights: Weights, eager: Callable[[], Any]) -> t
     random = torch.get_rng_state()
     result = eager()
     if not torch.equal(torch.get_rng_state(), random):
-        return result, "it draws random numbers"
+        return result, DRAWS
     if _versions(call.inputs) != inputs:
         return result, "it changes an argument in place"
     return result, "it changes its own tensors in place" if _versions(weights.tensors) != frozen else ""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.tensors.mutation import others_may_draw
 
 _frames: Any = torch._C._dynamo.eval_frame
 
@@ -129,6 +130,26 @@ def _schemas(target: Any) -> list[Any]:
     if isinstance(target, torch._ops.OpOverloadPacket):
         return [getattr(target, name)._schema for name in target.overloads()]
     return [target._schema] if isinstance(target, torch._ops.OpOverload) else []
+
+
+@contextmanager
+def others_draws_kept() -> Iterator[None]:
+    """Effect: inside the context, Dynamo does not rewind torch's random number generator where other threads may draw.
+
+    Source: torch/_dynamo/convert_frame.py, preserve_global_state.
+    """
+    plain, thread = torch.random.set_rng_state, threading.get_ident()
+
+    @functools.wraps(plain)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        if threading.get_ident() != thread or not others_may_draw():
+            plain(new_state)
+
+    torch.random.set_rng_state = set_rng_state
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state = plain
 
 
 STATIC = "_dynamo_static_input_type"

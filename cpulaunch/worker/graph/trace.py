@@ -23,6 +23,7 @@ from cpulaunch.worker.graph.dynamo import (
     Answer,
     answered_as_in_eager_calls,
     lost_effect,
+    others_draws_kept,
     reads_environment,
     unmarked,
 )
@@ -93,8 +94,15 @@ def trace_call(
     recorder = _Recorder(inputs + frozen)
     # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
-    left_out, asked, unchanged = silent_calls_left_out(), answered_as_in_eager_calls(), unmarked(inputs + frozen)
-    with silent_warnings(), _dynamo_settings(), _logs_off(), unchanged, left_out as silent, asked as answers:
+    with (
+        silent_warnings(),
+        _dynamo_settings(),
+        _logs_off(),
+        unmarked(inputs + frozen),
+        others_draws_kept(),
+        silent_calls_left_out() as silent,
+        answered_as_in_eager_calls() as answers,
+    ):
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
             shared = shared_object(eager, result)

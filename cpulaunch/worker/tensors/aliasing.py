@@ -111,6 +111,8 @@ def sharing_differs(
     for expected, got in zip(eager, graph, strict=True):
         if expected.requires_grad != got.requires_grad:
             return "a tensor with another requires_grad"
+        if expected.is_inference() != got.is_inference():
+            return "a tensor that was made in inference mode, or was not"
         if _strides(expected) != _strides(got):
             return "a tensor with another memory layout"
     return ""

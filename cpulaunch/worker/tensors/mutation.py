@@ -1,6 +1,6 @@
 """In-place writes: a graph may write to tensors it has created, not to arguments or weights.
 
-A call that is repeated must not write to running statistics twice.
+A call that is repeated must not write to running statistics twice, nor draw other random numbers.
 """
 
 from __future__ import annotations
@@ -94,9 +94,19 @@ def restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
             buffer.copy_(before)
 
 
-def restore_random_state(before: Tensor) -> None:
-    """Effect: torch's random state is as it was, unless other threads may have drawn numbers too, which they would get
-    again.
+FEEDER = "QueueFeederThread"
+"""The name of multiprocessing's threads, which any DataLoader with workers has. They draw nothing."""
+
+
+def others_may_draw() -> bool:
+    """Whether another thread may draw from torch's random number generator, which is that of the process."""
+    this = threading.current_thread()
+    return any(thread is not this and thread.name != FEEDER for thread in threading.enumerate())
+
+
+def restore_random_state(state: Tensor) -> None:
+    """Effect: torch's random number generator has this state again; not where other threads may have drawn since, which
+    would draw the same numbers once more.
     """
-    if threading.active_count() == 1 and not torch.equal(torch.get_rng_state(), before):
-        torch.set_rng_state(before)
+    if not torch.equal(torch.get_rng_state(), state) and not others_may_draw():
+        torch.set_rng_state(state)

@@ -187,6 +187,30 @@ def test_results_in_channels_last_of_such_images_are_the_programs_own(tmp_path: 
     assert model.is_converted
 
 
+def test_images_in_channels_last_say_nothing_of_the_results_of_others(tmp_path: Path, monkeypatch) -> None:
+    model, value = Maps().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=True) as plugin:
+        model(value.to(memory_format=torch.channels_last))
+        expected = plugin.eager(model, value).flatten()
+        for _ in range(20):
+            close(model(value).view(-1), expected)
+
+
+class FailingElse(Images):
+    def forward(self, value: Tensor) -> Tensor:
+        if not self.is_converted:
+            raise ValueError("the program's own")
+        result: Tensor = self.convolution(value).view(-1)
+        return result
+
+
+def test_an_error_in_the_own_layout_has_none_of_channels_last_as_its_context(tmp_path: Path) -> None:
+    with installed(tmp_path, SETTINGS), pytest.raises(ValueError, match="own") as raised:
+        FailingElse().eval()(torch.randn(2, 3, 8, 8))
+    assert raised.value.__context__ is None
+
+
 class Slow(Images):
     """Views its result as contiguous; a call lasts until the other thread's has begun."""
 

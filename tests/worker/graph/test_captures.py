@@ -384,3 +384,18 @@ def test_retired_captures_are_dropped_and_not_made_again(program) -> None:
     assert run.captures.is_finished(run.model)
     assert not run.captures.can_capture(run.model)
     assert "not worth it" in run.reasons()
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_an_error_of_the_program_has_none_of_a_capture_as_its_context(program, monkeypatch, odd: bool) -> None:
+    run = program()
+    for _ in range(2):
+        run.call(2)
+    monkeypatch.setattr(run.model, "forward", lambda value: 1 / 0)  # What the capture runs.
+
+    def fail(_: bool) -> Tensor:
+        raise ValueError("the program's own")
+
+    with torch.no_grad(), pytest.raises(ValueError, match="own") as raised:
+        run.captures.call(run.model, (iter(()) if odd else torch.ones(2, 4),), {}, fail, outermost=True)
+    assert raised.value.__context__ is None

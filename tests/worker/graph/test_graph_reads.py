@@ -4,6 +4,7 @@ PYTEST_DONT_REWRITE: Dynamo would not know the assertions of modules.
 """
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph import module_state  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -225,3 +227,35 @@ def test_a_warning_that_was_given_is_not_repeated_after_a_capture(plugin: Plugin
             warnings.warn("this is deprecated", stacklevel=1)
     ours = [each for each in given if each.filename == __file__]
     assert len(ours) == 1 + (kind is Warning_), [str(each.message) for each in ours]
+
+
+def test_random_numbers_that_another_thread_draws_are_not_repeated(plugin: Plugin, monkeypatch) -> None:
+    monkeypatch.setattr(module_state, "FIRST_PAUSE", 0.0)
+    model, value, drawn, ended = Net().eval(), torch.randn(4, 16), [], threading.Event()
+
+    def draw() -> None:
+        while not ended.wait(0.002):
+            drawn.append(tuple(torch.rand(4).tolist()))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(100):
+            if not plugin.captured():
+                model(value)
+    finally:
+        ended.set()
+        thread.join()
+    assert plugin.captured() == ["Net"]
+    assert len(set(drawn)) == len(drawn) > 0
+
+
+class InInferenceMode(Net):
+    @torch.inference_mode()
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value)
+
+
+def test_results_are_of_inference_mode_as_eager_ones_are(plugin: Plugin) -> None:
+    model, value = InInferenceMode().eval(), torch.randn(4, 16)
+    assert [model(value).is_inference() for _ in range(5)] == [True] * 5
