@@ -185,5 +185,7 @@ def _install_once() -> None:
     torch.Tensor.__dlpack__ = dlpack
     torch.utils.dlpack.to_dlpack = torch.to_dlpack = to_dlpack
     numpy.__doc__ = plain_numpy.__doc__
+    numpy.__module__, numpy.__qualname__ = "torch", "Tensor.numpy"  # By which the program pickles it.
+    to_dlpack.__module__, to_dlpack.__qualname__ = "torch.utils.dlpack", "to_dlpack"
     torch.Tensor.data = property(data, set_data)
     torch.Tensor.numpy = numpy

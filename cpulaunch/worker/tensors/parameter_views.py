@@ -16,6 +16,7 @@ def watch_views(watcher: Callable[[Tensor], None]) -> None:
     Programs, and torch.nn.utils.parameters_to_vector, flatten parameters by `view(-1)`.
     """
     if not _watchers:
+        _view.__module__, _view.__qualname__ = "torch.nn.parameter", "Parameter.view"  # By which it is pickled.
         setattr(nn.Parameter, "view", _view)  # noqa: B010  mypy refuses to assign a method.
     _watchers.append(watcher)
 

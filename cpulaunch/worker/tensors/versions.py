@@ -43,6 +43,7 @@ def _counting(plain: Callable[..., Any]) -> Callable[..., Any]:
             if not torch.compiler.is_compiling():
                 _count(lists, with_gradients=named.get("grad_scale") is not None)
 
+    counting.__module__, counting.__qualname__ = "torch", plain.__name__  # By which the program pickles it.
     return counting
 
 

@@ -10,8 +10,9 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, update_wrapper, wraps
 from importlib import import_module
+from operator import getitem
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +39,18 @@ class Store(Protocol):
 
 class _ActiveStore(threading.local):
     store: Store | None = None
+
+
+class _InPlace(partial[Any]):
+    """A function in place of one of torch's, as which it is pickled and copied: a program may keep it."""
+
+    def __reduce__(self) -> Any:
+        return getitem, ((vars(self)["__wrapped__"],), 0)
+
+
+def _in_place_of(plain: Any, function: Callable[..., Any]) -> Any:
+    made = _InPlace(function)
+    return update_wrapper(made, plain)
 
 
 _thread = _ActiveStore()
@@ -114,9 +127,9 @@ def _convolution(name: str) -> Callable[..., Any]:
 
 
 _replaced: list[tuple[Any, str, Any, Any]] = [
-    (F, "linear", _linear, plain_linear),
-    (torch, "addmm", _addmm, _plain_addmm),
-    *((F, name, _convolution(name), getattr(F, name)) for name in _CONVOLUTIONS),
+    (F, "linear", _in_place_of(plain_linear, _linear), plain_linear),
+    (torch, "addmm", _in_place_of(_plain_addmm, _addmm), _plain_addmm),
+    *((F, name, _in_place_of(getattr(F, name), _convolution(name)), getattr(F, name)) for name in _CONVOLUTIONS),
 ]
 """Owner, name, replacement and original of each replaced function."""
 
