@@ -188,9 +188,9 @@ class _Recorder:
         effects = _side_effects()
         if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
-        unseen = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
-        if unseen:
-            raise RefusedError(f"its graph would not contain {unseen}")
+        lost = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
+        if lost:
+            raise RefusedError(f"its graph would not contain {lost}")
         results = [node.meta.get("example_value") for node in graph.graph.nodes]
         if any(map(_depends_on_values, pytree.tree_leaves(results))):  # TorchScript would make it a constant.
             raise RefusedError("its shapes or views depend on the values of a tensor")
