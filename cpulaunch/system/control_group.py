@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 
-from cpulaunch.system.files.held import held, open_held
 from cpulaunch.system.files.reading import read_proc
 
 MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
@@ -136,11 +135,15 @@ def _is_populated(path: str) -> bool:
 
 def _is_removed(path: str) -> bool:
     """Whether the cgroup does not exist. Effect: removes it and those below it, the lowest first, where empty."""
-    name, parent = held(path)
-    if _remove_empty(name, parent):
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
         return True
-    _remove_below(path)
-    return _remove_empty(name, parent)
+    except OSError:
+        _remove_below(path)
+        _remove_empty(path)
+        return not os.path.exists(path)
+    return True
 
 
 def _remove_below(path: str) -> None:
@@ -149,7 +152,7 @@ def _remove_below(path: str) -> None:
     By descriptors: a worker may have made them deeper than a path may be long, or Python may call functions.
     """
     try:
-        fd = open_held(path, FOLDER)
+        fd = os.open(path, FOLDER)
     except OSError:
         return
     names: list[str] = []
@@ -185,15 +188,11 @@ def _folders(fd: int) -> list[str]:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def _remove_empty(folder: str, parent: int | None) -> bool:
-    """Whether the cgroup does not exist. Effect: removes it where it is empty."""
+def _remove_empty(folder: str, parent: int | None = None) -> None:
     try:
         os.rmdir(folder, dir_fd=parent)
-    except FileNotFoundError:
-        return True
     except OSError:
-        return False
-    return True
+        return
 
 
 def remove_leftovers(path: str, proc: str = "/proc") -> None:
@@ -260,7 +259,7 @@ def _read(path: str) -> str:
 def _write(path: str, text: str) -> bool:
     """Whether the file took the text."""
     try:
-        fd = open_held(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # A worker of root may have put anything there.
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)  # A worker of root may have put anything there.
     except OSError:
         return False
     try:

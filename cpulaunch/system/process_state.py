@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 
-from cpulaunch.system.files.held import list_held, read_held_link
 from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False
@@ -50,7 +49,7 @@ def members_of(groups: frozenset[int]) -> dict[int, list[int]]:
 
 def _all_pids() -> list[int]:
     try:
-        return process_ids(list_held("/proc"))
+        return process_ids(os.listdir("/proc"))
     except OSError:
         return []
 
@@ -74,7 +73,7 @@ def hides_status(path: str) -> bool:
     A setuid program is one that ordinary users may not. Source: proc_pid_stat(5), exit_code; namespaces(7).
     """
     try:
-        read_held_link(f"{path}/ns/user")
+        os.readlink(f"{path}/ns/user")
     except PermissionError:
         return True
     except OSError:  # It is gone, or this kernel has no user namespaces.
@@ -103,13 +102,13 @@ def all_threads_ended(pid: int, *, proc: str = "/proc") -> bool:
     """
     tasks = f"{proc}/{pid}/task"
     try:
-        if read_held_link(f"{proc}/self") != str(os.getpid()):  # It is that of another pid namespace.
+        if os.readlink(f"{proc}/self") != str(os.getpid()):  # It is that of another pid namespace.
             return False
         if not _has_ended(f"{proc}/{pid}"):
             return False
-        threads = list_held(tasks)
+        threads = os.listdir(tasks)
         # Listed again, as one that ended meanwhile may have started another.
-        return all(_has_ended(f"{tasks}/{thread}") for thread in threads) and list_held(tasks) == threads
+        return all(_has_ended(f"{tasks}/{thread}") for thread in threads) and os.listdir(tasks) == threads
     except (OSError, IndexError, ValueError):
         return False
 

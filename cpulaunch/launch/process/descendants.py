@@ -10,7 +10,6 @@ import os
 import signal
 
 from cpulaunch.records.record import record
-from cpulaunch.system.files.held import list_held, read_held_link
 from cpulaunch.system.process_state import GROUP, PARENT, START, process_ids, stat_fields
 
 
@@ -87,9 +86,9 @@ def _signal(pid: int, seen: Seen, number: int, *, group: int | None = None) -> N
 def _processes() -> dict[int, Seen]:
     """By pid; empty without /proc, and where that is the one of another pid namespace."""
     try:
-        if read_held_link("/proc/self") != str(os.getpid()):
+        if os.readlink("/proc/self") != str(os.getpid()):
             return {}
-        pids = process_ids(list_held("/proc"))
+        pids = process_ids(os.listdir("/proc"))
     except OSError:
         return {}
     return {pid: seen for pid in pids if (seen := _look_at(pid)) is not None}

@@ -41,8 +41,6 @@ from cpulaunch.system.control_group import (
     remove_leftovers,
 )
 from cpulaunch.system.files.folders import path_exists, remove_if_empty, remove_path
-from cpulaunch.system.files.held import hold
-from cpulaunch.system.files.shared_memory import SHARED_FOLDER
 from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
 from cpulaunch.system.signals import ENDING, passed_on
 
@@ -118,7 +116,6 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     if not earlier_children:
         adopt_orphans()
     remains = _Remains(directory=directory, cgroup=choose_cgroup(), logs=logs)
-    hold("/proc", SHARED_FOLDER, *{os.path.dirname(path) for path in (remains.cgroup, directory, logs) if path})
     read, write = private_pipe()
     guards: Guards = (this_guard(remains.cgroup),)
     child = _fork()

@@ -9,7 +9,6 @@ import time
 from cpulaunch.launch.process.descendants import kill_descendants, signal_descendants
 from cpulaunch.records.record import record
 from cpulaunch.system.control_group import is_frozen, move_to_cgroup
-from cpulaunch.system.files.held import list_held, read_held_link
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.files.shared_memory import remove_shared_memory, remove_usual_names, started_at
 from cpulaunch.system.libc import is_linux
@@ -83,7 +82,7 @@ def _listed_children() -> frozenset[int]:
     """
     pids: list[bytes] = []
     try:
-        for thread in list_held("/proc/self/task"):
+        for thread in os.listdir("/proc/self/task"):
             pids += read_proc(f"/proc/self/task/{thread}/children").split()
     except OSError:
         return frozenset()
@@ -216,7 +215,7 @@ def traced_status(pid: int) -> int:
     Before Linux 5.17 it is that of the first thread, which is another one only if that thread has ended by itself.
     """
     try:
-        read_held_link(f"/proc/{pid}/ns/user")  # Refused to who may not inspect it.
+        os.readlink(f"/proc/{pid}/ns/user")  # Refused to who may not inspect it.
     except OSError:
         return -signal.SIGKILL
     status = stat_field(pid, EXIT_CODE)

@@ -9,7 +9,6 @@ import termios
 import time
 
 from cpulaunch.system.control_group import is_frozen
-from cpulaunch.system.files.held import read_held_link
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.process_state import (
     EXIT_CODE,
@@ -81,7 +80,7 @@ class FailureWatch:
     def _children_of_supervisor(self) -> list[int]:
         """The pids of the supervisor's children; empty if the kernel lists none."""
         try:
-            if read_held_link(f"{self._proc}/self") != str(os.getpid()):
+            if os.readlink(f"{self._proc}/self") != str(os.getpid()):
                 return []  # This is the /proc of another pid namespace.
             pid = self._child
             for _ in range(self._guards):

@@ -14,9 +14,8 @@ import time
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
-from cpulaunch.system.files.held import held
 from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
-from cpulaunch.system.files.reading import chmod_opened, open_here, open_regular
+from cpulaunch.system.files.reading import open_here, open_regular
 from cpulaunch.system.files.writing import create, remove
 
 FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -107,17 +106,11 @@ def _of_new_file(folder: int) -> os.stat_result:
         remove(name, folder=folder)
 
 
-def _open_parent(path: str) -> int:
-    """A descriptor of the folder, of the held one if it is. Raises: OSError."""
-    name, start = held(path)
-    return open_folder(name, start=start)
-
-
 def remove_path(path: str) -> None:
     """Effect: removes this user's folder and what is in it, as far as permissions allow."""
     parent, name = os.path.split(path)
     try:
-        folder = _open_parent(parent)
+        folder = open_folder(parent)
     except OSError:
         return
     remove_folder(name, folder=folder)
@@ -135,7 +128,7 @@ def path_exists(path: str) -> bool:
     """
     parent, name = os.path.split(path)
     try:
-        folder = _open_parent(parent)
+        folder = open_folder(parent)
     except OSError as error:
         return error.errno not in NOT_THERE
     try:
@@ -206,7 +199,7 @@ def _open_readable(name: str, folder: int) -> int:
 def _allow_all(path: int) -> None:
     """Effect: the owner of the folder may do everything in it. Source: open(2), O_PATH: fchmod(2) fails on these."""
     try:
-        chmod_opened(path, 0o700)
+        os.chmod(f"/proc/self/fd/{path}", 0o700)
     except OSError:
         return
 
@@ -242,7 +235,7 @@ def _remove_file(name: str, folder: int) -> None:
 
 def remove_if_empty(path: str) -> None:
     """Effect: removes a folder that is empty."""
-    _remove_empty(*held(path))
+    _remove_empty(path, None)
 
 
 def _remove_empty(name: str, folder: int | None) -> bool:

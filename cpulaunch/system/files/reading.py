@@ -11,8 +11,6 @@ import os
 import stat
 import sys
 
-from cpulaunch.system.files.held import held, open_held
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -109,22 +107,13 @@ def mount_of(fd: int) -> bytes | int:
         return os.fstat(fd).st_dev
 
 
-def chmod_opened(found: int, mode: int) -> None:
-    """Effect: what a descriptor by O_PATH refers to has this mode. Raises: OSError.
-
-    Source: open(2): fchmod(2) fails on these.
-    """
-    name, folder = held(f"/proc/self/fd/{found}")
-    os.chmod(name, mode, dir_fd=folder)
-
-
 def reopen(found: int, flags: int, name: str, *, folder: int | None, named: int) -> int:
     """Another descriptor of what one by O_PATH refers to; without /proc, of what has its name. Raises: OSError.
 
     `named`: further flags for the open by name.
     """
     try:
-        return open_held(f"/proc/self/fd/{found}", flags)
+        return os.open(f"/proc/self/fd/{found}", flags)
     except FileNotFoundError:
         return os.open(name, flags | named, dir_fd=folder)
 
@@ -134,7 +123,7 @@ def read_proc(path: str, *, max_bytes: int = MAX_PROC) -> bytes:
 
     A worker of root may have put a pipe in its place, or a file without end.
     """
-    fd = open_held(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         return read_from(fd, max_bytes)
     finally:

@@ -15,8 +15,7 @@ import time
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
-from cpulaunch.system.files.held import open_held
-from cpulaunch.system.files.reading import chmod_opened, open_here, read_proc, reopen
+from cpulaunch.system.files.reading import open_here, read_proc, reopen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +54,11 @@ def remove_shared_memory(
     if not pids:
         return True
     try:
-        place = open_held(folder, FOLDER)
+        place = os.open(folder, FOLDER)
     except OSError:
         return True
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(folder) as entries:
             found = _search(
                 entries,
                 frozenset(map(str, pids)),
@@ -86,7 +85,7 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
         return
     user = os.getuid()
     try:
-        place = open_held(folder, FOLDER)
+        place = os.open(folder, FOLDER)
     except OSError:
         return
     for pid in pids:
@@ -175,7 +174,7 @@ def _open_own(name: str, since: float, *, folder: int) -> int:
         if not _is_own(status, since):
             raise PermissionError(errno.EPERM, "it is not a file of this user's", name)
         if status.st_mode & 0o600 != 0o600:
-            chmod_opened(found, 0o600)  # Source: open(2), O_PATH: fchmod(2) fails on these.
+            os.chmod(f"/proc/self/fd/{found}", 0o600)  # Source: open(2), O_PATH: fchmod(2) fails on these.
         return reopen(found, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC, name, folder=folder, named=os.O_NOFOLLOW)
     finally:
         os.close(found)

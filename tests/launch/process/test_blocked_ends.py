@@ -141,28 +141,20 @@ def may_freeze():
     return True
 
 
-COVERED = TRACING.replace("os.read(read, 1)", 'os.read(read, 1); libc.mount(b"none", b"/proc", b"tmpfs", 0, None)')
-NAMESPACE = ("unshare", "--mount")
-BLOCKS = {
-    "trace": (TRACING, ()),
-    "trace without a cgroup": (TRACING, HIDE_CGROUPS),
-    "trace beside a covered /proc": (COVERED, NAMESPACE),
-    "freeze": (FREEZING, ()),
-}
+BLOCKS = ("trace", "trace without a cgroup", "freeze")
 
 
 @pytest.fixture(scope="module")
 def blocked(tmp_path_factory):
     """A function that gives a launch of each of BLOCKS, None without rights: begun at once, as they mostly wait."""
-    is_root = os.geteuid() == 0
     launcher = Launcher(tmp_path_factory.mktemp("blocked"))
     other = python("import signal; signal.pause()")
     started = {}
-    for number, (block, (code, prefix)) in enumerate(BLOCKS.items()):
-        allowed = may_freeze() if block == "freeze" else may_trace() and (is_root or prefix != NAMESPACE)
-        if allowed:
-            argv = python((SAYING + code).replace("daemon", f"daemon-{number}"))
-            process = launcher.start(argv, other, prefix=prefix if is_root else (), grace_seconds=GRACE, show=[])
+    for number, block in enumerate(BLOCKS):
+        if may_freeze() if block == "freeze" else may_trace():
+            prefix = HIDE_CGROUPS if block == "trace without a cgroup" and os.geteuid() == 0 else ()
+            code = (SAYING + (FREEZING if block == "freeze" else TRACING)).replace("daemon", f"daemon-{number}")
+            process = launcher.start(python(code), other, prefix=prefix, grace_seconds=GRACE, show=[])
             started[block] = process, launcher.pid(f"daemon-{number}")
     yield started.get
     launcher.end()
