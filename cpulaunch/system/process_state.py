@@ -67,20 +67,6 @@ def stat_field(pid: int, field: int) -> int | None:
         return None
 
 
-def hides_status(path: str) -> bool:
-    """Whether the kernel shows 0 for the exit code of a process, by its folder in /proc: this one may not inspect it.
-
-    A setuid program is one that ordinary users may not. Source: proc_pid_stat(5), exit_code; namespaces(7).
-    """
-    try:
-        os.readlink(f"{path}/ns/user")
-    except PermissionError:
-        return True
-    except OSError:  # It is gone, or this kernel has no user namespaces.
-        return False
-    return False
-
-
 def catches(pid: int, number: int) -> bool:
     """Whether the process has a handler for the signal; False if that is unknown.
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.system.libc import is_linux
-from cpulaunch.system.process_state import all_threads_ended, hides_status
-from tests.strangers import as_other_user, needs_root
+from cpulaunch.system.process_state import all_threads_ended
 
 
 @pytest.mark.skipif(not is_linux(), reason="needs /proc")
@@ -23,16 +22,3 @@ def test_the_proc_of_another_pid_namespace_tells_of_no_end(namespace: str, tmp_p
     (tmp_path / str(child)).symlink_to(f"/proc/{child}")
     assert all_threads_ended(child, proc=str(tmp_path)) == (namespace == "own")
     os.waitpid(child, 0)
-
-
-@needs_root
-def test_the_end_of_a_process_of_another_user_is_hidden() -> None:
-    def refuse_unless_hidden(path: str) -> None:
-        if not hides_status(path):
-            raise OSError(f"{path} can be inspected")
-
-    own = f"/proc/{os.getpid()}"
-    assert as_other_user(lambda: refuse_unless_hidden(own))
-    assert not as_other_user(lambda: refuse_unless_hidden("/proc/self"))
-    assert not hides_status(own)
-    assert not hides_status("/proc/0")

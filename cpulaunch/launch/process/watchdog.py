@@ -16,11 +16,10 @@ from cpulaunch.system.process_state import (
     STATE,
     THREADS,
     all_threads_ended,
-    hides_status,
     process_ids,
     stat_fields,
 )
-from cpulaunch.system.signals import SIGINT, SIGKILL
+from cpulaunch.system.signals import SIGINT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,10 +95,12 @@ class FailureWatch:
         """The launcher's children whose ends it does not see: all while it is traced or frozen, else hidden ones."""
         try:
             children = self._children_of(launcher)
-            stopped = stat_fields(f"{self._proc}/{launcher}")[STATE] == b"t" or is_frozen(launcher, self._proc)
+            is_traced = stat_fields(f"{self._proc}/{launcher}")[STATE] == b"t"
         except (OSError, IndexError):
             return []
-        return children if stopped else list(filter(self._is_hidden, children))
+        if is_traced or (any(map(self._failure_of, children)) and is_frozen(launcher, self._proc)):
+            return children
+        return list(filter(self._is_hidden, children))
 
     def _is_hidden(self, pid: int) -> bool:
         """Whether the process has ended, and is not the supervisor's to reap before a tracer lets go of a thread."""
@@ -129,7 +130,7 @@ class FailureWatch:
                 return None
             if b"\nTracerPid:\t0\n" not in read_proc(f"{folder}/status"):
                 return None
-            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or (-SIGKILL if hides_status(folder) else None)
+            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
         except (OSError, IndexError, ValueError, OverflowError):
             return None
 

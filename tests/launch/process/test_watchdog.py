@@ -241,14 +241,6 @@ def test_a_worker_that_joins_another_group_fails_like_others(proc):
     assert looks(folder, 4) == [None, None, 3, 3]
 
 
-def test_a_worker_that_may_not_be_inspected_counts_as_killed(proc, monkeypatch):
-    """For one that became a setuid program the kernel shows 0, however it ended."""
-    monkeypatch.setattr("cpulaunch.launch.process.watchdog.hides_status", lambda path: True)
-    folder, worker = proc
-    worker(status=0)
-    assert looks(folder, 4) == [None, None, -9, -9]
-
-
 def test_a_failure_is_missed_only_while_it_is_seen_again_and_again(proc):
     folder, worker = proc
     watch = FailureWatch(INNER, guards=1, grace_seconds=1.0, proc=str(folder))
