@@ -48,8 +48,8 @@ def remove_shared_memory(
 
     They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
     time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by name, for
-    `seconds`; None: SEARCH_SECONDS and as long as it takes to remove files of this user's, while no signal that ends a
-    launch waits to be read. Whatever others make there, the files of the usual names are removed.
+    `seconds`; None: SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others make there,
+    the files of the usual names are removed.
     """
     if not pids:
         return True
@@ -127,13 +127,9 @@ def _search(
         begun = time.monotonic()
         if begun > deadline:
             return False
-        if named and _remove_unused(entry.name, since, folder=place) and seconds is None and not _is_told_to_end():
+        if named and _remove_unused(entry.name, since, folder=place) and seconds is None:
             deadline += time.monotonic() - begun
     return True
-
-
-def _is_told_to_end() -> bool:
-    return bool(signal.sigpending() & {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
 
 
 def started_at(pid: int) -> float:

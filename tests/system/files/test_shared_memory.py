@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -226,27 +225,17 @@ def test_names_of_no_process_are_looked_at_for_no_more_than_their_time(folder, m
     assert not shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGCHLD, signal.SIGTERM])
-def test_time_that_own_files_take_is_none_of_other_names_until_a_signal_ends_the_launch(folder, monkeypatch, number):
-    """Of tens of thousands of own files, a signal waited for seconds."""
-    for each in range(100, 110):
-        make(folder, f"{PID}:{os.getuid()}:{each}")
+def test_time_that_own_files_take_is_none_of_other_names(folder, monkeypatch):
+    for number in range(100, 110):
+        make(folder, f"{PID}:{os.getuid()}:{number}")
     clock = itertools.count()
     is_in_use = shared_memory.is_in_use
     monkeypatch.setattr(shared_memory, "is_in_use", lambda descriptor: next(clock) < 0 or is_in_use(descriptor))
     monkeypatch.setattr(shared_memory.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(shared_memory, "SEARCH_SECONDS", 11.0)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number] if number else [])
-    try:
-        if number:
-            signal.pthread_kill(threading.get_ident(), number)
-        found = shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
-        if number:
-            signal.sigwait([number])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert shared_memory.remove_shared_memory(PIDS, since=0, folder=folder)
     monkeypatch.undo()
-    assert (found, os.listdir(folder) == []) == ((number != signal.SIGTERM),) * 2
+    assert os.listdir(folder) == []
 
 
 def test_usual_names_are_found_without_a_look_at_others(folder, monkeypatch):
