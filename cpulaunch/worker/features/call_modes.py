@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cpulaunch.records.torch_settings import TorchSettings
-from cpulaunch.worker.features.hooks import count_hooks, watch_hooks
+from cpulaunch.worker.features.hooks import newest_hook, watch_hooks
 from cpulaunch.worker.graph.precision import (
     LOW,
     Precision,
@@ -74,17 +74,17 @@ class _Knowledge:
     """What calls of a module do with tensors, as far as they have shown.
 
     `is_stateful`: no mode may change dtypes. `forms`: for each form of a call, whether it is known to leave no tensors
-    behind; False if it has left some once. `hooks`: the number of hooks, as `hooked` counted when it was found.
+    behind; False if it has left some once, or may with a new hook. `hook`: the newest one, as of `hooked`.
     `only`: the one mode that does not fail.
     """
 
-    __slots__ = ("forms", "hooked", "hooks", "is_stateful", "only", "parts", "seen")
+    __slots__ = ("forms", "hook", "hooked", "is_stateful", "only", "parts", "seen")
 
     def __init__(self, module: nn.Module, hooked: int) -> None:
         self.is_stateful = False
         self.forms: dict[Form, bool] = {}
         self.seen = 0
-        self.hooked, self.hooks = hooked, count_hooks(module)
+        self.hooked, self.hook = hooked, newest_hook(module)
         self.only: str | None = None
         self.parts = own_parts(module)
 
@@ -178,11 +178,11 @@ class CallModes:
         known = self._knowledge(module)
         if known.is_stateful:
             return False
-        if known.hooked != self._hooked:
-            known.hooked, hooks = self._hooked, known.hooks
-            known.hooks = count_hooks(module)
-            if known.hooks > hooks:
-                known.forms.clear()  # What the program sees of such calls is unknown again.
+        if known.hooked != self._hooked and known.seen < MAX_FORMS:
+            known.hooked, hook = self._hooked, known.hook
+            known.hook = max(hook, newest_hook(module))
+            if known.hook > hook:  # What the program sees of such calls is unknown again.
+                known.forms = dict.fromkeys(known.forms, False)  # Tables that are made once have been made.
         if known.seen and holds_objects(args, kwargs):
             self._set_stateful(module, known, KEEPS)
             return True
@@ -209,7 +209,7 @@ class CallModes:
         form = form_of(known.parts, args, kwargs)
         result = self.run(WEIGHTS if self._has_residents(module) else PLAIN, module, args, kwargs)
         has_kept = kept.found(result, (args, kwargs))
-        if has_kept and form not in known.forms:
+        if has_kept and form not in known.forms and len(known.forms) < MAX_FORMS:
             known.forms[form] = False
             return result
         if has_kept or holds_objects(args, kwargs) or not is_known(result):

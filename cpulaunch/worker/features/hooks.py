@@ -38,12 +38,15 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(part, kind, None) for part in module.modules() if part is not module for kind in KINDS)
 
 
-def count_hooks(module: nn.Module) -> int:
-    """The number of hooks that see calls of the module and its parts, as far as it tells which these are."""
+def newest_hook(module: nn.Module) -> int:
+    """The highest number of the hooks that see calls of the module and its parts, as far as it tells which these are.
+
+    torch numbers all hooks of a process as they are registered.
+    """
     hooks = [getattr(torch_module, f"_global{kind}", ()) for kind in KINDS]
     with suppress(Exception):  # A class may override `modules`.
         hooks += [getattr(part, kind, ()) for part in module.modules() for kind in KINDS]
-    return sum(map(len, hooks))
+    return max((number for each in hooks for number in each if isinstance(number, int)), default=-1)
 
 
 def watch_hooks(watcher: Callable[[nn.Module | None], None]) -> None:

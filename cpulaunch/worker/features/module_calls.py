@@ -275,7 +275,7 @@ class CallWrapper:
             unmeasured = None if needs_care else self.chooser.unmeasured(module, args, kwargs, started)
             turn = None if needs_care or unmeasured else self.chooser.turn(module, args, kwargs, started)
         except Exception as error:  # noqa: BLE001  A module may override what the choice reads of it.
-            unreadable = error
+            unreadable = text_of(error)  # Not the error, whose traceback would keep this frame and the arguments.
         if unreadable is not None:  # Not inside `except`: it would be the context of the program's own errors.
             self._report_unreadable(module, unreadable)
             return self.modes.run_as_is(module, args, kwargs)
@@ -308,12 +308,12 @@ class CallWrapper:
             return self.modes.run(mode, module, args, kwargs)
         return self.modes.first_call(module, args, kwargs)
 
-    def _report_unreadable(self, module: nn.Module, error: Exception) -> None:
+    def _report_unreadable(self, module: nn.Module, error: str) -> None:
         """Effect: reports once for each class that no mode can be chosen for its modules."""
         name = type(module).__name__
         if name not in self._unreadable:
             self._unreadable.add(name)
-            report_event("eager", module=name, reason=f"no mode can be chosen: {text_of(error)}")
+            report_event("eager", module=name, reason=f"no mode can be chosen: {error}")
 
 
 def _has_mode(module: nn.Module) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+import threading
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import BackwardCFunction
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.reporting.events import text_of
@@ -39,6 +38,8 @@ class Precision:
     def __init__(self, name: str | None, *, cpu_only: bool = False) -> None:
         self.dtype = DTYPES.get(name or "")
         self._cpu_only = cpu_only
+        if self.dtype is not None:
+            keep_functions_in_fp32()
 
     def applies(self, module: nn.Module) -> bool:
         """Whether `enter` would enter autocast for a call of the module now."""
@@ -57,6 +58,8 @@ class Precision:
         if not torch.amp.is_autocast_available(device):
             return Mode(low=False, widen=False)
         if torch.is_autocast_enabled(device):
+            if torch.is_grad_enabled():
+                _trained_by.add("program")
             dtype = torch.get_autocast_dtype(device)
             if not cache:
                 contexts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
@@ -64,7 +67,10 @@ class Precision:
         if self.dtype is None or is_low(module) or (self._cpu_only and device != "cpu"):
             return Mode(low=False, widen=False)
         if device == "cpu" and torch.is_grad_enabled():
-            allow_backward(self.dtype)
+            allow_backward()
+            contexts.callback(setattr, _autocast, "is_own", _autocast.is_own)
+            _autocast.is_own = True
+            _trained_by.add("Precision")
         contexts.enter_context(torch.autocast(device, dtype=self.dtype, cache_enabled=cache))
         return Mode(low=True, widen=True)
 
@@ -82,22 +88,24 @@ ONE_TYPE = {
 these types: it takes tensors of one type only, or none in bf16."""
 
 _kernels: list[torch.library.Library] = []
+_lock = threading.Lock()
 
 
-def allow_backward(dtype: torch.dtype) -> None:
-    """Effect: lets backward passes of calls in autocast run that take one type only, from its first call on.
+def allow_backward() -> None:
+    """Effect: operators compute in fp32 in autocast where their backward pass would fail, from its first call on."""
+    with _lock:
+        if not _kernels:
+            _install()
 
-    Operators compute in fp32 where their backward pass would fail. One that a program wrote without `custom_bwd` and
-    that fails for its types runs again as `custom_bwd` would run it: in autocast, with gradients in fp32.
-    """
-    if _kernels:
-        return
-    _kernels.append(torch.library.Library("aten", "IMPL"))
+
+def _install() -> None:
+    kernels = torch.library.Library("aten", "IMPL")
     for name, fails in ONE_TYPE.items():
         operator, _, overload = name.partition(".")
-        kernel = partial(_in_one_type, getattr(getattr(torch.ops.aten, operator), overload or "default"), *fails)
-        _kernels[0].impl(name, kernel, "AutocastCPU", with_keyset=True)
-    BackwardCFunction.apply = _bearing(BackwardCFunction.apply, dtype)
+        with suppress(AttributeError, RuntimeError, TypeError):  # Another version of torch may have no such operator.
+            kernel = partial(_in_one_type, getattr(getattr(torch.ops.aten, operator), overload or "default"), *fails)
+            kernels.impl(name, kernel, "AutocastCPU", with_keyset=True)
+    _kernels.append(kernels)
 
 
 def _in_one_type(operator: Any, position: int, dtypes: tuple[Any, ...], keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,18 +118,59 @@ def _in_one_type(operator: Any, position: int, dtypes: tuple[Any, ...], keys: An
         return operator(*map(widened, args), **kwargs)
 
 
-def _bearing(plain: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
-    @wraps(plain)
-    def apply(self: Any, *gradients: Any) -> Any:
-        try:
-            return plain(self, *gradients)
-        except (RuntimeError, TypeError) as error:
-            if not is_of_low_dtype(error) or torch.is_autocast_enabled("cpu"):
-                raise
-        with torch.autocast("cpu", dtype=dtype):
-            return plain(self, *map(widened, gradients))
+class _Autocast(threading.local):
+    """Whether this thread is in autocast that Precision has entered, not the program."""
 
-    return apply
+    is_own = False
+
+
+_autocast = _Autocast()
+_graph_task = torch._C._current_graph_task_id
+_trained_by: set[str] = set()
+"""Who has entered autocast for training so far: Precision, or the program itself."""
+_functions: list[Any] = []
+"""torch's own Function.apply, once it is replaced."""
+
+
+def keep_functions_in_fp32() -> None:
+    """Effect: operators of the program compute in fp32 in autocast that Precision enters for training.
+
+    Their backward passes are outside of it, and may take no other type; those with `custom_fwd` say themselves what
+    they take. Called before the program's first line, as it may keep `apply` in a variable.
+    """
+    plain: Any = torch.autograd.Function.apply
+    if _functions:
+        return
+    _functions.append(plain)
+
+    @wraps(plain.__func__)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_in_own_autocast() or not _is_to_be_in_fp32(cls):
+            return plain.__func__(cls, *args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return plain.__func__(cls, *map(_float, args), **{name: _float(value) for name, value in kwargs.items()})
+
+    torch.autograd.Function.apply = classmethod(apply)
+
+
+def _is_to_be_in_fp32(kind: Any) -> bool:
+    """Whether an operator is the program's, does not say what types it takes, and does not write to its arguments."""
+    code = getattr(kind.forward, "__code__", None)
+    if code is None or code.co_name == "decorate_fwd" or kind.__module__.startswith("torch."):
+        return False
+    writes = "mark_dirty" in (*code.co_names, *getattr(getattr(kind.setup_context, "__code__", None), "co_names", ()))
+    return not writes and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+
+
+def _is_in_own_autocast() -> bool:
+    """Whether Precision has entered the autocast of this thread; in a backward pass, in which a checkpoint enters that
+    of its forward pass again, whether Precision alone has for training.
+    """
+    return _autocast.is_own or (_graph_task() != -1 and _trained_by == {"Precision"})
+
+
+def _float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in LOW else value
 
 
 def place_of(module: nn.Module) -> tuple[str, bool]:
@@ -189,6 +238,10 @@ def may_be_of_low_dtype(error: Exception) -> bool:
     return isinstance(error, AssertionError) or any(word in text for word in DTYPE_WORDS)
 
 
+COMPUTED = ("LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR", "BINARY_SLICE")
+"""Instructions that read other things than arguments, or what `forward` may have put into them."""
+
+
 def is_of_arguments(error: Exception, module: nn.Module) -> bool:
     """Whether an `assert` of the module's `forward` failed that reads nothing but arguments, which no dtype changes.
 
@@ -214,7 +267,7 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
             continue
         if each.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
             return True
-        if "CALL" in each.opname or each.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+        if "CALL" in each.opname or each.opname in COMPUTED or each.argrepr in ("@", "[]"):
             return False
         names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
         if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(names):
@@ -250,7 +303,8 @@ def _all_wide(tensors: list[Tensor]) -> list[Tensor]:
     wide = [tensor if position in found else _wide(tensor) for position, tensor in enumerate(tensors)]
     for position, view in found.items():
         is_tracked, tensor = wide[view.base].requires_grad, tensors[position]
-        if tensor.requires_grad and not is_tracked:
+        has_moved = wide[view.base].stride() != tensors[view.base].stride()  # Its elements overlapped.
+        if has_moved or (tensor.requires_grad and not is_tracked):
             wide[position] = _wide(tensor)
         else:
             again = view.of(wide[view.base])

@@ -71,8 +71,10 @@ def views(inputs: list[Tensor], results: list[Tensor]) -> dict[int, View]:
             groups.setdefault(storage_of(tensor), []).append(position)
     found = {}
     for group in groups.values():
+        if len(group) < 2:
+            continue
         whole = [position for position in group if tensors[position].numel() == _extent(tensors[position])]
-        if len(group) < 2 or not whole or sum(position < len(inputs) for position in group) > 1:
+        if not whole or sum(position < len(inputs) for position in group) > 1:
             continue
         base = max(whole, key=lambda position: (tensors[position].numel(), -position))
         for position in group:

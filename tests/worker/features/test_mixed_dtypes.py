@@ -1,5 +1,7 @@
 """Programs that run as they are also run with `--precision bf16`, where they would combine tensors of two modes."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -347,6 +349,40 @@ def test_a_program_that_looks_inside_later_sees_its_own_types(tmp_path: Path, lo
         call_often(model)
         for _ in range(CALLS):
             look(model).numpy()
+            model.part.keeps = False
+            model(values())  # Without a look, as between two of them.
+
+
+def test_a_module_that_keeps_tensors_in_calls_of_ever_new_forms_is_known_to(tmp_path: Path) -> None:
+    model = Keeping().eval()
+    model.keeps, model.forward = True, lambda value, name: model.combine(value)
+    with installed(tmp_path, TorchSettings(precision="bf16")) as plugin:
+        for number in range(2 * call_modes.MAX_FORMS):
+            model(values(), f"request {number}")
+            model.state.numpy()
+        assert "keeps tensors" in plugin.reasons()
+
+
+def test_an_error_of_what_is_read_of_a_module_keeps_no_arguments(tmp_path: Path) -> None:
+    class Unreadable(Part):
+        def modules(self) -> Any:
+            raise RuntimeError("not here")
+
+        def named_parameters(self, *given: Any, **options: Any) -> Any:
+            raise RuntimeError("not here")
+
+    model = Unreadable().eval()
+    with installed(tmp_path, TorchSettings(precision="bf16", weights="bf16"), measured=True):
+        gc.disable()
+        try:
+            value = values()
+            reference = weakref.ref(value)
+            model(value)
+            model(value)
+            del value
+            assert reference() is None
+        finally:
+            gc.enable()
 
 
 class Halved(Part):

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from tests.worker.capturing import installed  # noqa: E402
@@ -63,10 +64,51 @@ class Trained(nn.Module):
         return self.operation(self.layer(x), self.weight)
 
 
+class Accumulating(torch.autograd.Function):
+    """As operators that add to a gradient by themselves: a backward pass that ran twice would double it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.weight = weight
+        return x.mm(weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.weight.sum_of_gradients += gradients[0].t().mm(x)
+        return gradients[0].mm(ctx.weight), None
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+class SaysItsTypes(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
 ADJACENCY = torch.eye(SIZE).to_sparse()
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "function": Product.apply,
+    "function": lambda x, weight: Product.apply(x, weight),
+    "function in a checkpoint": lambda x, weight: checkpoint(Product.apply, x, weight, use_reentrant=False),
+    "function in a reentrant checkpoint": lambda x, weight: checkpoint(Product.apply, x, weight, use_reentrant=True),
     "function of arguments": lambda x, weight: x + Product.apply(torch.ones(SIZE, SIZE), weight),
     "function with numpy": lambda x, weight: Numpy.apply(x),
     "sparse": lambda x, weight: torch.sparse.mm(ADJACENCY, x),
@@ -97,6 +139,48 @@ def test_a_backward_pass_that_takes_one_type_runs(tmp_path: Path, name: str) -> 
     for one, other in zip(expected, got, strict=True):
         assert other.dtype is torch.float32
         torch.testing.assert_close(other, one, rtol=0.1, atol=tolerance)
+
+
+def test_a_backward_pass_runs_once(tmp_path: Path) -> None:
+    def accumulate(x: Tensor, weight: Tensor) -> Tensor:
+        result: Tensor = Accumulating.apply(x, weight)
+        return result
+
+    torch.manual_seed(0)
+    model, x = Trained(accumulate), torch.randn(SIZE, SIZE)
+    model.weight.sum_of_gradients = torch.zeros(SIZE, SIZE)
+    gradients(model, x)
+    expected = model.weight.sum_of_gradients.clone()
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        gradients(model, x)
+    torch.testing.assert_close(model.weight.sum_of_gradients, 2 * expected, rtol=0.1, atol=1e-3)
+
+
+def types_seen(kind: Any, tmp_path: Path) -> tuple[Any, ...]:
+    """Of an argument in bf16 and of what such an operator makes of it, in training."""
+    seen: list[Any] = []
+
+    def operate(x: Tensor, weight: Tensor) -> Tensor:
+        y: Tensor = kind.apply(x)
+        seen.extend((x.dtype, y.dtype))
+        return y
+
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        gradients(Trained(operate), torch.randn(SIZE, SIZE))
+    return tuple(seen)
+
+
+def test_operators_keep_bf16_that_say_so_or_write_to_arguments(tmp_path: Path) -> None:
+    assert types_seen(Numpy, tmp_path) == (torch.bfloat16, torch.float32)
+    assert types_seen(SaysItsTypes, tmp_path) == (torch.bfloat16, torch.bfloat16)
+    assert types_seen(InPlace, tmp_path) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_operators_in_the_programs_own_autocast_keep_its_types(tmp_path: Path) -> None:
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        model = Trained(lambda x, weight: Product.apply(x, weight.bfloat16()))
+        with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model(torch.randn(SIZE, SIZE)).dtype is torch.bfloat16
 
 
 def test_other_errors_of_a_backward_pass_reach_the_program_at_once(tmp_path: Path) -> None:
