@@ -28,7 +28,7 @@ from cpulaunch.worker.ledger.decision import PLAIN
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event, text_of
 from cpulaunch.worker.tensors.kept import KeptTensors
-from cpulaunch.worker.tensors.mutation import restore_random_state
+from cpulaunch.worker.tensors.mutation import random_state, restore_random_state
 from cpulaunch.worker.tensors.objects import Form, form_of, holds_objects, is_known, own_parts
 from cpulaunch.worker.tensors.pytree import tensors_of
 from cpulaunch.worker.tensors.references import ByIdentity
@@ -275,14 +275,14 @@ class CallModes:
             return self._run_in(only or mode, module, args, kwargs)
         if takes_low(module, args, kwargs):
             return self._run(module, args, kwargs, try_submodules=False)
-        random_state = torch.get_rng_state()
+        drawn_from = random_state()
         try:
             return self._run_in(mode, module, args, kwargs)
         except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             other, reason = self._mode_after(error, mode, module), text_of(error)
             if other is None:
                 raise
-        restore_random_state(random_state)
+        restore_random_state(drawn_from)
         repeat = self._in_autocast if other == AUTOCAST else self._run  # Not as `mode`, which may run this one again.
         result = repeat(module, args, kwargs, try_submodules=False)
         self._knowledge(module).only = other

@@ -24,7 +24,7 @@ from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
-from cpulaunch.worker.tensors.mutation import restore, restore_random_state, running_statistics, storage_of
+from cpulaunch.worker.tensors import mutation
 from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import contiguous, tensors_of
@@ -224,9 +224,9 @@ class LayoutTrial:
 
         It may be one after the trial: in another mode a model may do what it did not do in that.
         """
-        name, state, stays = type(module).__name__, torch.get_rng_state(), self.has_ended
+        name, state, stays = type(module).__name__, mutation.random_state(), self.has_ended
         end = self._withdrawn if stays else self._give_up
-        statistics, failure = running_statistics(module) if stays or not self._runs_converted else [], ""
+        statistics, failure = mutation.running_statistics(module) if stays or not self._runs_converted else [], ""
         try:
             result = self._counted(run)
         except RuntimeError as error:
@@ -236,8 +236,8 @@ class LayoutTrial:
         if failure:  # Not above, as an error of the program would have that one as its context.
             if end(module):
                 degraded(self._settings, "channels_last", failure)
-            restore_random_state(state)
-            restore(statistics)
+            mutation.restore_random_state(state)
+            mutation.restore(statistics)
             return self._counted(run)
         self._runs_converted = True
         changed = self._changed(result, args, kwargs, stays=stays)
@@ -258,8 +258,8 @@ class LayoutTrial:
         if not others:
             return []
         inputs = tensors_of((args, kwargs))
-        is_given, given = any(map(_is_reordered, inputs)), set(map(storage_of, inputs))
-        unknown = [] if stays and is_given else [each for each in others if storage_of(each) not in given]
+        is_given, given = any(map(_is_reordered, inputs)), set(map(mutation.storage_of, inputs))
+        unknown = [] if stays and is_given else [each for each in others if mutation.storage_of(each) not in given]
         return [each for each in unknown if (is_given, _layout(each)) not in self._layouts]
 
     def _keep(self) -> bool:

@@ -134,6 +134,7 @@ def _module_call(wrapper: CallWrapper, original: Any) -> Any:
                 run.seconds -= _clock() - started
                 run.next_timed = run.left - int(run.spread * _random()) if run.spread else run.left
 
+    __call__.__module__, __call__.__qualname__ = "torch.nn.modules.module", "Module.__call__"  # By which it is pickled.
     hide_from_dynamo(__call__)
     return __call__
 

@@ -290,7 +290,7 @@ class Captures:
     def _make_if_repeatable(self, state: ModuleState, key: Key, call: Call, weights: Weights, eager: Eager) -> Any:
         """The eager result of a call. Effect: captures the call, unless it changes tensors."""
         result, change = self._eagerly(state, key, lambda: changes_tensors(call, weights, lambda: eager(False)))
-        if change == DRAWS and others_may_draw():
+        if change == DRAWS and others_may_draw() and state.may_be_others_draws():
             state.postpone(key, time.perf_counter())
             return result
         if change:

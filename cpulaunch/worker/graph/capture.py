@@ -22,7 +22,7 @@ from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
-from cpulaunch.worker.tensors.mutation import restore_random_state, storage_of
+from cpulaunch.worker.tensors.mutation import random_state, restore_random_state, storage_of
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
 
 
@@ -300,7 +300,7 @@ def _alike(spec: Spec, other: Spec) -> bool:
 @contextmanager
 def preserved_random_state() -> Iterator[None]:
     """Effect: restores the state of torch's random number generator when the context ends, see restore_random_state."""
-    state = torch.get_rng_state()
+    state = random_state()
     try:
         yield
     finally:

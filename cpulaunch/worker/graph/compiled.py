@@ -12,6 +12,7 @@ import torch._inductor.codecache as codecache
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import Call, Captured, check, preserved_random_state
+from cpulaunch.worker.graph.dynamo import others_draws_kept
 from cpulaunch.worker.graph.precision import Precision, widened
 from cpulaunch.worker.process.compile_cache import keep_headers
 
@@ -45,7 +46,7 @@ class Compiler:
         function = types.FunctionType(_template.__code__.replace(co_name="compiled_call"), globals())
         compiled = torch.compile(function, dynamic=False, **self._options)
         run = self._runner(compiled)
-        with preserved_random_state(), ExitStack() as contexts:
+        with preserved_random_state(), others_draws_kept(), ExitStack() as contexts:
             low = self._precision.enter(contexts, call.module).low
             contexts.close()
             error = check(eager, run(call), low_precision=low)

@@ -28,10 +28,10 @@ def hide_from_dynamo(function: Any) -> None:
         _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, default))
 
 
-LIBRARIES = ("torch", "transformers")
+LIBRARIES = ("torch", "transformers", "cpulaunch")
 """Packages that ask whether torch compiles, or for variables, for the sake of checks, warnings and debugging only."""
 
-COMPILING = ("is_compiling", "is_dynamo_compiling")
+COMPILING = ("is_compiling", "is_dynamo_compiling", "is_exporting")
 """Functions that Dynamo takes for True, as which a program may leave out what its eager calls do."""
 
 DISTRIBUTED = ("is_initialized", "get_rank", "get_world_size")
@@ -49,7 +49,10 @@ class Answer:
 
     def holds(self) -> bool:
         """Whether the function returns the same now."""
-        return self.function() == self.value
+        try:
+            return self.function() == self.value
+        except (RuntimeError, ValueError):  # The process group that was asked about is gone.
+            return False
 
 
 @contextmanager
@@ -113,16 +116,22 @@ def lost_effect(graph: torch.fx.GraphModule) -> str:
     An assertion about a tensor is a node without a result. So is a call of an operator of the program's that returns
     nothing, unless it writes to a tensor.
     """
-    for node in graph.graph.nodes:
-        if node.op != "call_function":
-            continue
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]  # As of a checkpoint.
+    for node in (node for part in parts for node in part.graph.nodes if node.op == "call_function"):
         if "assert" in getattr(node.target, "__name__", str(node.target)):
             return "an assertion about the values of a tensor"
         if node.target is getattr and node.args[1] == "_base":
             return "whether a tensor is a view"
-        if any(not schema.returns and not schema.is_mutable for schema in _schemas(node.target)):
-            return f"the operator {node.target}, which returns nothing"
+        if any(_is_for_its_effect(schema, is_used=bool(node.users)) for schema in _schemas(node.target)):
+            return f"the operator {node.target}, of which nothing is used"
     return ""
+
+
+def _is_for_its_effect(schema: Any, *, is_used: bool) -> bool:
+    """Whether an operator is called for something else than its result or what it writes to tensors."""
+    if schema.is_mutable or (is_used and schema.returns):
+        return False
+    return not schema.returns or schema.name.partition("::")[0] not in ("aten", "prims")
 
 
 def _schemas(target: Any) -> list[Any]:
@@ -138,11 +147,11 @@ def others_draws_kept() -> Iterator[None]:
 
     Source: torch/_dynamo/convert_frame.py, preserve_global_state.
     """
-    plain, thread = torch.random.set_rng_state, threading.get_ident()
+    plain, thread, had_others = torch.random.set_rng_state, threading.get_ident(), others_may_draw()
 
     @functools.wraps(plain)
     def set_rng_state(new_state: torch.Tensor) -> None:
-        if threading.get_ident() != thread or not others_may_draw():
+        if threading.get_ident() != thread or not (had_others or others_may_draw()):
             plain(new_state)
 
     torch.random.set_rng_state = set_rng_state

@@ -23,6 +23,9 @@ FRUITLESS_KEYS = 8
 MIN_RECURRING = 0.25
 """The share of a submodule's calls whose signature must have come before."""
 
+MAX_DRAWS = 4
+"""A module in whose calls so often random numbers were drawn draws them itself, although other threads might have."""
+
 FIRST_PAUSE, LAST_PAUSE = 0.25, 8.0
 """Seconds before a capture that is pending is tried again: doubled each time."""
 
@@ -57,6 +60,7 @@ class ModuleState:
         self._seen: dict[Key, float] = {}
         self._first_seen, self._seen_again = 0, 0
         self._pending: dict[Key, tuple[float, float]] = {}
+        self._draws = 0
         self._reasons: set[str] = set()
 
     def limit_reason(self, limit: int) -> str | None:
@@ -120,6 +124,11 @@ class ModuleState:
         if len(self._pending) >= MAX_KEYS:
             del self._pending[next(iter(self._pending))]
         self._pending[key] = (now + pause, min(2 * pause, LAST_PAUSE))
+
+    def may_be_others_draws(self) -> bool:
+        """Whether numbers drawn during a call of the module may be another thread's. Effect: counts the call."""
+        self._draws += 1
+        return self._draws < MAX_DRAWS
 
     def drop(self) -> None:
         """Effect: drops all captures of the module."""

@@ -94,19 +94,27 @@ def restore(statistics: list[tuple[Tensor, Tensor]]) -> None:
             buffer.copy_(before)
 
 
-FEEDER = "QueueFeederThread"
-"""The name of multiprocessing's threads, which any DataLoader with workers has. They draw nothing."""
+IDLE = ("QueueFeederThread", "TMonitor", "cpulaunch-sampler", "ccl", "ccl watch", "ccl set-up", "gloo set-up")
+"""Names, or classes, of threads that draw nothing: multiprocessing's, which any DataLoader with workers has, tqdm's,
+which stays after a first bar, and the plugin's own.
+"""
 
 
 def others_may_draw() -> bool:
     """Whether another thread may draw from torch's random number generator, which is that of the process."""
     this = threading.current_thread()
-    return any(thread is not this and thread.name != FEEDER for thread in threading.enumerate())
+    others = [each for each in threading.enumerate() if each is not this and each.name not in IDLE]
+    return any(type(each).__name__ not in IDLE for each in others)
 
 
-def restore_random_state(state: Tensor) -> None:
+def random_state() -> Tensor | None:
+    """The state of torch's random number generator, for restore_random_state; None if other threads may draw."""
+    return None if others_may_draw() else torch.get_rng_state()
+
+
+def restore_random_state(state: Tensor | None) -> None:
     """Effect: torch's random number generator has this state again; not where other threads may have drawn since, which
-    would draw the same numbers once more.
+    would draw the same numbers once more. A thread that has ended since then was there before.
     """
-    if not torch.equal(torch.get_rng_state(), state) and not others_may_draw():
+    if state is not None and not torch.equal(torch.get_rng_state(), state) and not others_may_draw():
         torch.set_rng_state(state)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.reporting.events import report_event, text_of
-from cpulaunch.worker.tensors.mutation import restore_random_state
+from cpulaunch.worker.tensors.mutation import random_state, restore_random_state
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, flatten
 from cpulaunch.worker.tensors.references import ByIdentity
 
@@ -147,7 +147,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def _repeatable(call: Callable[[], Any]) -> Any:
     """The result of the call. Effect: none on torch's random state, unless other threads may draw from it too."""
-    state = torch.get_rng_state()
+    state = random_state()
     try:
         return call()
     finally:

@@ -14,9 +14,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
-from cpulaunch.worker.graph import module_state  # noqa: E402
+from cpulaunch.worker.graph import module_state, trace  # noqa: E402
+from cpulaunch.worker.graph.dynamo import Answer  # noqa: E402
+from cpulaunch.worker.tensors.mutation import others_may_draw  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -38,6 +41,17 @@ def write(value: Tensor) -> None:
 @write.register_fake
 def _(value: Tensor) -> None:
     return None
+
+
+@torch.library.custom_op("cpulaunch_tests::note", mutates_args=())
+def note(value: Tensor) -> Tensor:
+    WRITTEN.append("called")
+    return value.clone()
+
+
+@note.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)
 
 
 class Net(nn.Module):
@@ -79,7 +93,13 @@ class NotCompiling(Net):
             raise AssertionError("too large")
 
 
-@pytest.mark.parametrize("kind", [Asserting, AssertingNumber, AssertingAsync, NotCompiling])
+class AssertingInCheckpoint(Asserting):
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = checkpoint(super().forward, value, use_reentrant=False)
+        return result
+
+
+@pytest.mark.parametrize("kind", [Asserting, AssertingNumber, AssertingAsync, AssertingInCheckpoint, NotCompiling])
 def test_what_a_call_checks_is_checked_at_each_call(plugin: Plugin, kind: type[Net]) -> None:
     model, value = kind().eval(), torch.randn(4, 16)
     for _ in range(5):
@@ -108,8 +128,14 @@ def test_a_call_that_does_more_where_nothing_is_compiled_does_so_each_time(plugi
     assert model.calls == 6
 
 
-def test_an_operator_that_returns_nothing_is_called_each_time(plugin: Plugin) -> None:
-    model, value = Writing().eval(), torch.randn(4, 16)
+class Noting(Net):
+    def look(self, value: Tensor) -> None:
+        torch.ops.cpulaunch_tests.note(value)
+
+
+@pytest.mark.parametrize("kind", [Writing, Noting])
+def test_an_operator_of_which_nothing_is_used_is_called_each_time(plugin: Plugin, kind: type[Net]) -> None:
+    model, value = kind().eval(), torch.randn(4, 16)
     WRITTEN.clear()
     for _ in range(6):
         model(value)
@@ -189,6 +215,29 @@ def test_a_process_group_that_is_made_later_is_noticed(plugin: Plugin, tmp_path:
         torch.distributed.destroy_process_group()
 
 
+class Ranks(Net):
+    def factor(self, value: Tensor) -> float:
+        there = torch.distributed.is_initialized()
+        return 3.0 + torch.distributed.get_rank() + torch.distributed.get_world_size() if there else 1.0
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_process_group_that_is_gone_is_noticed(plugin: Plugin, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    model, value = Ranks().eval(), torch.randn(4, 16)
+    try:
+        for _ in range(4):
+            model(value)
+    finally:
+        torch.distributed.destroy_process_group()
+    close(model(value), plugin.eager(model, value))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_answers_of_a_process_group_that_is_gone_do_not_hold() -> None:
+    assert not Answer(function=torch.distributed.get_rank, value=0).holds()
+
+
 def test_a_capture_leaves_no_mark_on_parameters(plugin: Plugin) -> None:
     model, value = Net().eval(), torch.randn(4, 16)
     for _ in range(4):
@@ -248,6 +297,63 @@ def test_random_numbers_that_another_thread_draws_are_not_repeated(plugin: Plugi
         thread.join()
     assert plugin.captured() == ["Net"]
     assert len(set(drawn)) == len(drawn) > 0
+
+
+def test_random_numbers_of_a_thread_that_ends_during_a_capture_are_not_repeated(plugin: Plugin, monkeypatch) -> None:
+    model, value, drawn, is_time = Net().eval(), torch.randn(4, 16), [], threading.Event()
+    plain = trace.lost_effect
+
+    def draw() -> None:
+        is_time.wait()
+        drawn.extend(torch.rand(4).tolist())
+
+    def end(graph: torch.fx.GraphModule) -> str:
+        is_time.set()
+        thread.join()
+        return plain(graph)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    monkeypatch.setattr(trace, "lost_effect", end)
+    try:
+        for _ in range(3):
+            model(value)
+    finally:
+        is_time.set()
+        thread.join()
+    assert plugin.captured() == ["Net"]
+    assert torch.rand(4).tolist() != drawn
+
+
+class Drawing(Net):
+    def forward(self, value: Tensor) -> Tensor:
+        result: Tensor = self.layers(value) + torch.rand(4, 16)
+        return result
+
+
+def test_parts_of_a_module_that_draws_are_captured_beside_other_threads(plugin: Plugin, monkeypatch) -> None:
+    monkeypatch.setattr(module_state, "FIRST_PAUSE", 0.0)
+    model, value, ended = Drawing().eval(), torch.randn(4, 16), threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        for _ in range(10):
+            model(value)
+    finally:
+        ended.set()
+        thread.join()
+    assert plugin.captured() == ["Sequential"]
+
+
+def test_threads_that_draw_nothing_hinder_no_capture(monkeypatch) -> None:
+    ended = threading.Event()
+    kinds = [type("TMonitor", (threading.Thread,), {}), threading.Thread]
+    threads = [kind(target=ended.wait, name=name) for kind, name in zip(kinds, ("any", "ccl"), strict=True)]
+    other = threading.Thread(target=ended.wait)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), *threads])
+    assert not others_may_draw()
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), *threads, other])
+    assert others_may_draw()
 
 
 class InInferenceMode(Net):
