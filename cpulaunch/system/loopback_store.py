@@ -36,14 +36,16 @@ TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
 """Position of `timeout` after host and port, and its default. Source: torch/csrc/distributed/c10d/Store.hpp."""
 POLL_SECONDS = 0.005
 ROOT_UID = 0
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST = 4, 20, 1
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, NLMSG_ERROR = 4, 20, 1, 2
 ESTABLISHED, LISTEN = 1, 10
 """Source: sock_diag(7), linux/netlink.h, netinet/tcp.h."""
 LOOPBACK_INDEX = 1
 """The index of lo, without which the kernel skips listeners bound to it. Source: net/flow.h, LOOPBACK_IFINDEX."""
 MAPPED = "::ffff:"
-STATE_AT, OWNER_AT = 17, 80
-"""Where an answer has the socket's state, and its user and inode. Source: linux/inet_diag.h, inet_diag_msg."""
+ERROR_AT, STATE_AT, OWNER_AT = 16, 17, 80
+"""Where an answer has its error, or else the socket's state, and its user and inode. Source: linux/inet_diag.h."""
+NEVER_TOLD = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EPERM, errno.EACCES, errno.ENOSYS})
+"""Errors of kernels and sandboxes that tell no owners. Others pass, and other users can bring some of them about."""
 
 
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,12 +198,15 @@ def _connected(connect: Callable[[], Any], server: tuple[str, int], seconds: flo
 def _trusted_users(address: str) -> frozenset[int]:
     """The users whose servers this process trusts, as the kernel numbers them here; none if it does not tell.
 
-    An own socket is asked for: without its module for TCP, the kernel answers that there is none.
+    An own socket is asked for: without its module for TCP, the kernel answers that there is none. Raises: OSError.
     """
-    with suppress(OSError), loopback_listener(address, 0) as own:
+    try:
+        own = loopback_listener(address, 0)
+    except OSError:  # Another user may hold all ports, which must not make that user's servers trusted ones.
+        return frozenset({ROOT_UID, os.geteuid()})
+    with own:
         owner = owner_of_server(own.getsockname()[:2])
-        return frozenset() if owner is None else frozenset({ROOT_UID, owner})
-    return frozenset()
+    return frozenset() if owner is None else frozenset({ROOT_UID, owner})
 
 
 def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = None) -> int | None:
@@ -209,7 +214,7 @@ def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = No
 
     It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
     listener that the kernel would give a new connection. Users without a number in this namespace are 65534.
-    Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk.
+    Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk. Raises: OSError if it may tell later.
     """
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     places = [(server[0], server[1]), client or (server[0], 0)]
@@ -222,13 +227,24 @@ def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = No
             kernel.connect((0, 0))  # Only the kernel can answer.
             kernel.send(struct.pack("=IHHII", 16 + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + question)
             answer = kernel.recv(1 << 12, socket.MSG_DONTWAIT)
-        kind, state = struct.unpack_from("=H", answer, 4)[0], answer[STATE_AT]
-        if kind != SOCK_DIAG_BY_FAMILY or state != (ESTABLISHED if client else LISTEN):
-            return None
-        user, inode = struct.unpack_from("=II", answer, OWNER_AT)
-    except (AttributeError, OSError, ValueError, struct.error):  # Not Linux, no such sockets, or not Python's class.
+        _raise_error_of(answer)
+    except AttributeError:  # Not Linux.
         return None
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno in NEVER_TOLD:
+            return None
+        raise
+    if answer[STATE_AT] != (ESTABLISHED if client else LISTEN):
+        return None
+    user, inode = struct.unpack_from("=II", answer, OWNER_AT)
     return int(user) if inode else None
+
+
+def _raise_error_of(answer: bytes) -> None:
+    """Raises: OSError if this answer of the kernel is an error."""
+    if struct.unpack_from("=H", answer, 4)[0] == NLMSG_ERROR:
+        number = -struct.unpack_from("=i", answer, ERROR_AT)[0]
+        raise OSError(number, os.strerror(number))
 
 
 def _clients_of(server: tuple[str, int]) -> set[tuple[str, int]]:

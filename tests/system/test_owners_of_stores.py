@@ -1,8 +1,10 @@
 """A client of a store on loopback connects to a server of this user or root only."""
 
 import contextlib
+import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -133,6 +135,43 @@ def test_sockets_of_the_process_still_block_after_they_were_looked_at():
 def test_without_an_answer_of_the_kernel_a_client_connects_at_once(monkeypatch):
     monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 31)
     assert on_loopback(lambda *arguments, **options: "store")("127.0.0.1", 1) == "store"
+
+
+def no_port(*arguments):
+    raise OSError(errno.EADDRINUSE, "Address already in use")
+
+
+@needs_root
+def test_a_stranger_who_holds_all_ports_is_not_trusted(listen, monkeypatch):
+    _, port = listen("stranger")
+    monkeypatch.setattr(loopback_store, "loopback_listener", no_port)
+    with pytest.raises(RuntimeError, match=f"Another user listens there, with uid {UID}"):
+        on_loopback(never)("127.0.0.1", port, timeout=SOON)
+
+
+def test_where_all_ports_are_held_a_client_connects_to_its_own_user(listen, monkeypatch):
+    _, port = listen("own")
+    monkeypatch.setattr(loopback_store, "loopback_listener", no_port)
+    on_loopback(connected)("127.0.0.1", port, timeout=SOON).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])
+def test_a_kernel_that_cannot_answer_now_is_none_that_never_tells(monkeypatch, number):
+    make_socket = socket.socket
+
+    def failing(family=-1, *arguments, **options):
+        if family == socket.AF_NETLINK:
+            raise OSError(number, os.strerror(number))
+        return make_socket(family, *arguments, **options)
+
+    monkeypatch.setattr(socket, "socket", failing)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        on_loopback(never)("127.0.0.1", 1, timeout=SOON)
+
+
+def test_an_error_that_the_kernel_answers_is_raised():
+    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+        loopback_store._raise_error_of(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.EINVAL) + bytes(16))
 
 
 @needs_root
