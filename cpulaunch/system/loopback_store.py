@@ -12,7 +12,9 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 from functools import wraps
+from operator import index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,12 +61,12 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(make_store, updated=())
     def make(host_name: str, port: int = 0, *more: Any, **options: Any) -> Any:
         serves = options.get("is_master", more[MASTER_POSITION] if len(more) > MASTER_POSITION else False)
-        address = loopback_address(host_name)
+        timeout = options.get("timeout", more[TIMEOUT_POSITION] if len(more) > TIMEOUT_POSITION else TIMEOUT_SECONDS)
+        address = loopback_address(host_name) if _can_be_valid(port, timeout) else None
         host = address or host_name
         if address is not None and not serves:
-            timeout = options.get("timeout", more[TIMEOUT_POSITION] if len(more) > TIMEOUT_POSITION else None)
-            seconds = TIMEOUT_SECONDS if timeout is None else timeout.total_seconds()
-            return _connected(lambda: make_store(host, port, *more, **options), (host, port), seconds)
+            seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            return _connected(lambda: make_store(host, port, *more, **options), (host, index(port)), seconds)
         listening = serves and address is not None and "master_listen_fd" not in options
         listener = _retried_listener(host, port) if listening else None
         if listener is None:
@@ -85,6 +87,13 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         return store
 
     return make
+
+
+def _can_be_valid(port: Any, timeout: Any) -> bool:
+    """Whether torch takes such a port and timeout. It names what is wrong with others itself."""
+    with suppress(TypeError):
+        return index(port) in range(1 << 16) and isinstance(timeout, float | timedelta)
+    return False
 
 
 def _version_of_torch() -> tuple[int, int]:

@@ -65,6 +65,23 @@ def test_a_client_connects_to_a_server_of_its_own_user(listen, address):
     on_loopback(connected)("127.0.0.1", port, timeout=SOON).close()
 
 
+@pytest.mark.parametrize("timeout", [60.0, timedelta(seconds=60)])
+def test_a_timeout_may_be_seconds(listen, timeout):
+    _, port = listen("own")
+    on_loopback(connected)("127.0.0.1", port, 2, False, timeout).close()
+
+
+@pytest.mark.parametrize("serves", [False, True])
+@pytest.mark.parametrize("wrong", [{"port": 70000}, {"port": -1}, {"port": "1234"}, {"timeout": 5}, {"timeout": None}])
+def test_torch_says_what_is_wrong_with_a_port_or_timeout(serves, wrong):
+    calls = []
+    on_loopback(lambda *arguments, **options: calls.append((*arguments, options)))(
+        "localhost", is_master=serves, **{"port": 0} | wrong
+    )
+    [(host, port, options)] = calls
+    assert (host, {"port": port} | options) == ("localhost", {"port": 0, "is_master": serves} | wrong)
+
+
 @needs_root
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_client_does_not_connect_to_a_strangers_server(listen, address):
