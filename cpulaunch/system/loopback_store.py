@@ -36,7 +36,10 @@ MAX_DESCRIPTORS = 1 << 12
 """Descriptors looked at without /proc."""
 TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
 """Position of `timeout` after host and port, and its default. Source: torch/csrc/distributed/c10d/Store.hpp."""
-POLL_SECONDS = 0.005
+POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_SHARE = 0.005, 0.05, 0.05
+"""Pauses while a client waits for its server: this share of how long it has waited, within these limits."""
+SILENT_SECONDS = 5.0
+"""After which a client that waits says that another user listens there."""
 ROOT_UID = 0
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, NLMSG_ERROR = 4, 20, 1, 2
 ESTABLISHED, LISTEN = 1, 10
@@ -108,7 +111,8 @@ def loopback_address(host_name: str) -> str | None:
     A store listens there, and its clients connect there: they would try IPv6 first, where another user may listen.
     """
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)}
+        answers = socket.getaddrinfo(host_name, None, type=socket.SOCK_STREAM)
+        found = {str(each[4][0]).removeprefix(MAPPED) for each in answers}
         if not found or not all(ipaddress.ip_address(address).is_loopback for address in found):
             return None
     except (OSError, ValueError):
@@ -177,7 +181,12 @@ def _socket_of(descriptor: int) -> socket.socket:
 
     By itself Python would make it, and so the socket, a nonblocking one if the program has set a default timeout.
     """
-    return socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=os.dup(descriptor))
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _connected(connect: Callable[[], Any], server: tuple[str, int], seconds: float) -> Any:
@@ -190,18 +199,41 @@ def _connected(connect: Callable[[], Any], server: tuple[str, int], seconds: flo
     if not trusted:
         return connect()
     deadline = time.monotonic() + seconds
-    while (owner := owner_of_server(server)) not in trusted:
-        if time.monotonic() >= deadline:
-            raise _timeout_error(server, seconds, owner)
-        time.sleep(POLL_SECONDS)
+    _wait_for_server(server, trusted, seconds)
     others = _clients_of(server)
     store = connect()
-    for client in _clients_of(server) - others:
-        while (owner := owner_of_server(server, client)) not in trusted:
-            if owner is not None or time.monotonic() >= deadline:
-                raise RuntimeError(f"the server at {server[0]}, port {server[1]}, is no longer one of this user")
-            time.sleep(POLL_SECONDS)  # It has not accepted yet: torch's clients did not always wait for an answer.
+    clients = _clients_of(server).keys() - others
+    if not clients or not all(_is_trusted(server, client, trusted, deadline) for client in clients):
+        raise RuntimeError(f"the server at {server[0]}, port {server[1]}, has gone or is no longer one of this user")
     return store
+
+
+def _wait_for_server(server: tuple[str, int], trusted: frozenset[int], seconds: float) -> None:
+    """Returns once a trusted user listens there. Effect: one line on stderr if others do. Raises: torch's error."""
+    start, other, silent = time.monotonic(), None, True
+    while (owner := owner_of_server(server)) not in trusted:
+        waited = time.monotonic() - start
+        other = other if owner is None else owner
+        if waited >= seconds:
+            raise _timeout_error(server, seconds, other)
+        if silent and owner is not None and waited >= SILENT_SECONDS:
+            silent = False
+            _say(f"uid {owner} listens at {server[0]}, port {server[1]}; waiting for rank 0 of this user or root")
+        time.sleep(min(max(POLL_SECONDS, waited * POLL_SHARE), LONGEST_POLL_SECONDS))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # A program without stderr, such as a service.
+        os.write(2, f"cpulaunch: warning: {text}\n".encode())
+
+
+def _is_trusted(server: tuple[str, int], client: tuple[str, int], trusted: frozenset[int], deadline: float) -> bool:
+    """Whether a trusted user has the server's end of this connection, once it is accepted."""
+    while (owner := owner_of_server(server, client)) is None:
+        if _clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)  # torch's clients did not always wait for an answer.
+    return owner in trusted
 
 
 def _trusted_users(address: str) -> frozenset[int]:
@@ -256,13 +288,14 @@ def _raise_error_of(answer: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _clients_of(server: tuple[str, int]) -> set[tuple[str, int]]:
-    """Address and port of each connection that this process has to a server."""
-    found = set()
+def _clients_of(server: tuple[str, int]) -> dict[tuple[str, int], int]:
+    """Address and port of each connection that this process has to a server, and its state."""
+    found = {}
     for descriptor in _sockets():
         with suppress(OSError), _socket_of(descriptor) as each:
             if each.family in (socket.AF_INET, socket.AF_INET6) and _place(each.getpeername()) == server:
-                found.add(_place(each.getsockname()))
+                state = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]  # An error if it is not of TCP.
+                found[_place(each.getsockname())] = state
     return found
 
 
@@ -276,5 +309,5 @@ def _timeout_error(server: tuple[str, int], seconds: float, owner: int | None) -
     kind = getattr(getattr(sys.modules.get("torch"), "distributed", None), "DistNetworkError", RuntimeError)
     where = f"({server[0]}, {server[1]})"
     text = f"The client socket has timed out after {seconds * 1000:.0f}ms while trying to connect to {where}."
-    error: Exception = kind(text if owner is None else f"{text} Another user listens there, with uid {owner}.")
+    error: Exception = kind(text if owner is None else f"{text} Another user listened there, with uid {owner}.")
     return error

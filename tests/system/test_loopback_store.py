@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpulaunch.system.loopback_store import loopback_listener, on_loopback
+from cpulaunch.system.loopback_store import loopback_address, loopback_listener, on_loopback
 
 
 def recorded(calls, *, accepts=True):
@@ -22,6 +22,10 @@ def recorded(calls, *, accepts=True):
         return "store"
 
     return make_store
+
+
+def test_an_address_of_ipv4_may_be_written_as_one_of_ipv6():
+    assert loopback_address("::ffff:127.0.0.1") == "127.0.0.1"
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.0.0.5"])
@@ -58,8 +62,17 @@ def test_a_client_connects_to_the_address_at_which_the_store_listens(monkeypatch
     calls = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        on_loopback(recorded(calls))("localhost", port, **options)
-    assert calls == [("127.0.0.1", port, False, {})]
+
+        def make_store(host, port, **options):
+            calls.append((host, port, options))
+            client.connect((host, port))
+            accepted.append(server.accept()[0])
+
+        accepted = []
+        with socket.socket() as client:
+            on_loopback(make_store)("localhost", port, **options)
+        accepted[0].close()
+    assert calls == [("127.0.0.1", port, options)]
 
 
 def test_a_port_that_this_process_serves_is_left_to_torch_which_shares_the_store():

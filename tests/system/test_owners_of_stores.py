@@ -2,13 +2,16 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +62,26 @@ def never(host, port, *arguments, **options):
     raise AssertionError("connected")
 
 
+def accepted_by(server, accepted):
+    """A function that makes a store whose connection the server, a socket of this process, has accepted."""
+
+    def make_store(host, port, *arguments, **options):
+        made = connected(host, port)
+        accepted.append(server.accept()[0])
+        return made
+
+    return make_store
+
+
+@pytest.fixture
+def accepted():
+    """A list of sockets, which are closed at the end."""
+    sockets = []
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_client_connects_to_a_server_of_its_own_user(listen, address):
     _, port = listen("own", address=address)
@@ -86,12 +109,41 @@ def test_torch_says_what_is_wrong_with_a_port_or_timeout(serves, wrong):
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_client_does_not_connect_to_a_strangers_server(listen, address):
     _, port = listen("stranger", address=address)
-    with pytest.raises(RuntimeError, match=f"127.0.0.1, {port}.*Another user listens there, with uid {UID}"):
+    with pytest.raises(RuntimeError, match=f"127.0.0.1, {port}.*Another user listened there, with uid {UID}"):
         on_loopback(never)("127.0.0.1", port, 2, False, SOON)
 
 
 @needs_root
-def test_a_client_waits_until_the_stranger_has_gone_and_rank_0_listens(listen):
+def test_a_client_that_waits_says_once_who_listens(listen, monkeypatch, capfd):
+    _, port = listen("stranger")
+    monkeypatch.setattr(loopback_store, "SILENT_SECONDS", 0.0)
+    with pytest.raises(RuntimeError, match="timed out"):
+        on_loopback(never)("127.0.0.1", port, timeout=SOON)
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"cpulaunch: warning: uid {UID} listens at 127.0.0.1, port {port}; waiting for rank 0")
+
+
+def test_the_error_names_a_stranger_who_has_gone_again(monkeypatch):
+    owners = iter([os.geteuid(), UID])  # Of the socket that is asked for first, and of a server.
+    monkeypatch.setattr(loopback_store, "owner_of_server", lambda *arguments: next(owners, None))
+    with pytest.raises(RuntimeError, match=f"timed out.*with uid {UID}"):
+        on_loopback(never)("127.0.0.1", 1, timeout=SOON)
+
+
+def test_a_client_asks_less_often_the_longer_it_waits(monkeypatch):
+    pauses = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(loopback_store, "time", clock)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(RuntimeError, match="timed out"):
+            on_loopback(never)("127.0.0.1", bound.getsockname()[1], timeout=timedelta(seconds=9))
+    assert (pauses[1], pauses[-1]) == (0.005, 0.05)
+    assert all(later >= earlier for earlier, later in itertools.pairwise(pauses))
+
+
+@needs_root
+def test_a_client_waits_until_the_stranger_has_gone_and_rank_0_listens(listen, accepted):
     stranger, port = listen("stranger")
     listeners = []
 
@@ -102,10 +154,11 @@ def test_a_client_waits_until_the_stranger_has_gone_and_rank_0_listens(listen):
 
     later = threading.Timer(0.1, replace)
     later.start()
-    store = on_loopback(lambda *arguments, **options: list(listeners))("127.0.0.1", port)
+    make_store = on_loopback(lambda *arguments, **options: accepted_by(listeners[0], accepted)(*arguments))
+    with make_store("127.0.0.1", port) as store:
+        assert accepted[0].getpeername() == store.getsockname()
     later.join()
-    [listener] = store
-    listener.close()
+    listeners[0].close()
 
 
 @needs_root
@@ -122,7 +175,7 @@ def test_a_client_drops_a_server_that_a_stranger_has_replaced_when_it_connected(
         stranger.kill()  # A closed connection has no owner: what the stranger sent can still be read.
         return made
 
-    with pytest.raises(RuntimeError, match=f"port {port}, is no longer one of this user"):
+    with pytest.raises(RuntimeError, match=f"port {port}, has gone or is no longer one of this user"):
         on_loopback(make_store)("127.0.0.1", port, timeout=SOON)
 
 
@@ -137,12 +190,47 @@ def test_a_server_may_accept_later_than_its_client_connects():
         accepted[0][0].close()
 
 
-def test_sockets_of_the_process_still_block_after_they_were_looked_at():
+def test_a_client_does_not_wait_for_a_server_that_has_closed_the_connection(monkeypatch):
+    def make_store(host, port, **options):
+        made = socket.create_connection((host, port))
+        own.accept()[0].close()
+        assert made.recv(1) == b""
+        return made
+
+    monkeypatch.setattr(loopback_store, "time", SimpleNamespace(monotonic=time.monotonic, sleep=never))
+    with loopback_listener("127.0.0.1", 0) as own, pytest.raises(RuntimeError, match="has gone or"):
+        on_loopback(make_store)("127.0.0.1", own.getsockname()[1])
+
+
+def test_a_client_whose_connection_is_not_found_is_dropped():
+    with loopback_listener("127.0.0.1", 0) as own, pytest.raises(RuntimeError, match="has gone or"):
+        on_loopback(lambda *arguments, **options: "store")("127.0.0.1", own.getsockname()[1])
+
+
+def test_only_connections_of_tcp_are_looked_at(accepted):
+    with loopback_listener("127.0.0.1", 0) as own, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+
+        def make_store(host, port, **options):
+            datagrams.connect((host, port))
+            return accepted_by(own, accepted)(host, port)
+
+        on_loopback(make_store)("127.0.0.1", own.getsockname()[1], timeout=SOON).close()
+
+
+def test_a_socket_that_cannot_be_looked_at_leaves_no_descriptor(tmp_path):
+    with (tmp_path / "file").open("w") as file:
+        before = os.listdir("/dev/fd")
+        with pytest.raises(OSError, match=os.strerror(errno.ENOTSOCK)):
+            loopback_store._socket_of(file.fileno())
+        assert os.listdir("/dev/fd") == before
+
+
+def test_sockets_of_the_process_still_block_after_they_were_looked_at(accepted):
     with loopback_listener("127.0.0.1", 0) as own, socket.create_connection(own.getsockname()) as client:
         own.accept()[0].close()
         socket.setdefaulttimeout(60)
         try:
-            on_loopback(lambda *arguments, **options: "store")("127.0.0.1", own.getsockname()[1])
+            on_loopback(accepted_by(own, accepted))("127.0.0.1", own.getsockname()[1]).close()
         finally:
             socket.setdefaulttimeout(None)
         assert os.get_blocking(client.fileno())
@@ -162,7 +250,7 @@ def no_port(*arguments):
 def test_a_stranger_who_holds_all_ports_is_not_trusted(listen, monkeypatch):
     _, port = listen("stranger")
     monkeypatch.setattr(loopback_store, "loopback_listener", no_port)
-    with pytest.raises(RuntimeError, match=f"Another user listens there, with uid {UID}"):
+    with pytest.raises(RuntimeError, match=f"Another user listened there, with uid {UID}"):
         on_loopback(never)("127.0.0.1", port, timeout=SOON)
 
 
