@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 STALL_SECONDS = 1.0
 """How long a worker that is silent in the middle of a long line may block others whose buffers are full."""
 HELD_SECONDS = 5.0
-"""How long one that goes on writing may, unless a line of it was broken before: then for STALL_SECONDS too."""
+"""How long any line may, unless the worker's last such line was broken: then for STALL_SECONDS too."""
+HELD_BYTES = 1 << 26
+"""How long a line may be that others wait for: the seconds do not pass while the reader of the sink is slow."""
 
 
 class Pump:
@@ -33,6 +35,9 @@ class Pump:
         """When to break the long line of a worker that blocks others, unless it writes before."""
         self._held: dict[Writer, float] = {}
         """When to break it even so."""
+        self._slow: set[Writer] = set()
+        """Whose sink was congested at the last update."""
+        self._updated = 0.0
         self._broken: set[Writer] = set()
         for fd in self._streams:
             poll.register(fd, select.POLLIN)
@@ -45,7 +50,7 @@ class Pump:
     @property
     def deadline(self) -> float | None:
         """When to break the line of a worker that blocks others (monotonic seconds); None if there is none."""
-        return min(self._stalls.values(), default=None)
+        return min((*self._stalls.values(), *self._held.values()), default=None)
 
     def owns(self, fd: int) -> bool:
         """Whether this descriptor is one of a stream or a sink."""
@@ -64,10 +69,10 @@ class Pump:
 
     def update_polling(self, now: float) -> None:
         """Effect: pauses blocked streams, resumes others, and polls sinks with pending data. Raises: SinkError."""
+        self._move_deadlines(now)
         self._break_held_lines(now)
         self._poll_pending_sinks()
-        if not self._paused and not any(sink.congested or sink.line_owner for sink in self._sinks.values()):
-            self._stalls, self._held = {}, {}
+        if not (self._paused or self._held or any(sink.congested or sink.line_owner for sink in self._sinks.values())):
             return
         for fd, stream in self._streams.items():
             if stream.blocked != (fd in self._paused):
@@ -128,27 +133,47 @@ class Pump:
                 self._polled_sinks.discard(fd)
                 self._poll.unregister(fd)
 
-    def _blocking(self) -> set[Writer]:
-        """The streams' routes in the middle of a line that a paused stream waits for."""
-        routes = (route for fd in self._paused for route in self._streams[fd].routes if route.must_wait)
-        return {route.sink.line_owner for route in routes if route.sink.line_owner is not None}
+    def _blocking(self) -> dict[Writer, Sink]:
+        """The routes in the middle of a long line that others wait for, with their sinks."""
+        sinks = (sink for sink in self._sinks.values() if sink.waiters)
+        return {sink.line_owner: sink for sink in sinks if sink.line_owner is not None}
 
     def _set_deadlines(self, now: float) -> None:
         """Effect: each line that blocks others has its deadlines, and no other line has."""
         blocking = self._blocking()
+        full = {route.sink for fd in self._paused for route in self._streams[fd].routes if route.must_wait}
+        self._broken -= self._held.keys() - blocking.keys()  # Their lines ended in time.
         self._held = {
             owner: self._held.get(owner, now + (STALL_SECONDS if owner in self._broken else HELD_SECONDS))
             for owner in blocking
         }
         self._stalls = {
-            owner: self._stalls.get(owner, min(now + STALL_SECONDS, self._held[owner])) for owner in blocking
+            owner: self._stalls.get(owner, now + STALL_SECONDS) for owner, sink in blocking.items() if sink in full
         }
+        self._slow = {owner for owner, sink in blocking.items() if sink.congested}
+
+    def _move_deadlines(self, now: float) -> None:
+        """Effect: the time since the last update does not count for workers that could not write.
+
+        That is so while their sink is congested, and if the launcher was stopped, as by Ctrl-Z: it is called late.
+        """
+        passed, self._updated = now - self._updated, now
+        if self.deadline is None:
+            return
+        stopped = now > self.deadline + STALL_SECONDS
+        for deadlines in (self._stalls, self._held):
+            for owner in deadlines.keys() if stopped else deadlines.keys() & self._slow:
+                deadlines[owner] += passed
 
     def _break_held_lines(self, now: float) -> None:
-        """Effect: ends each line that blocks others past a deadline."""
+        """Effect: ends each line that blocks others past a deadline, or that is too long."""
         if not self._held:
             return
         for owner in self._blocking():
-            if now >= min(self._stalls.get(owner, inf), self._held.get(owner, inf)):
+            late = now >= min(self._stalls.get(owner, inf), self._held.get(owner, inf))
+            if late:
                 self._broken.add(owner)
+            if late or owner.line_bytes >= HELD_BYTES:
+                self._stalls.pop(owner, None)
+                self._held.pop(owner, None)
                 owner.break_line()

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     class Writer(Protocol):
         """Writes lines into a sink that others write too."""
 
+        line_bytes: int
+        """How much of a long line it has written."""
+
         def advance(self) -> None:
             """Effect: sends what may be written now."""
 

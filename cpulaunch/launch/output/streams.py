@@ -32,6 +32,7 @@ class OutputRoute:
 
     def __init__(self, sink: Sink, *, prefix: bytes = b"", exclusive: bool) -> None:
         self.sink = sink
+        self.line_bytes = 0
         self._prefix = prefix
         self._exclusive = exclusive
         self._buffer = bytearray()
@@ -46,6 +47,13 @@ class OutputRoute:
     def must_wait(self) -> bool:
         """Whether another stream is in the middle of a long line."""
         return self.sink.line_owner is not None and self.sink.line_owner is not self
+
+    @property
+    def _has_output(self) -> bool:
+        """Whether it would write something if no other stream were in the middle of a long line."""
+        if self._finished or len(self._buffer) >= LINE_BYTES:
+            return bool(self._buffer)
+        return self._complete_bytes(owned=False) > 0
 
     @property
     def _is_inside_line(self) -> bool:
@@ -75,7 +83,7 @@ class OutputRoute:
     def advance(self) -> None:
         """Effect: sends all that may be written now, or joins the sink's waiters."""
         if self.must_wait:
-            if self not in self.sink.waiters:
+            if self not in self.sink.waiters and self._has_output:
                 self.sink.waiters.append(self)
             return
         owned = self.sink.line_owner is self
@@ -85,6 +93,7 @@ class OutputRoute:
             del self._buffer[:end]
             self.sink.line_owner = None
         if len(self._buffer) >= LINE_BYTES:
+            self.line_bytes = len(self._buffer) + (self.line_bytes if self._is_inside_line else 0)
             self._send(bytes(self._buffer))
             self._buffer.clear()
             self.sink.line_owner = self

@@ -8,7 +8,7 @@ import select
 
 import pytest
 
-from cpulaunch.launch.output.pump import HELD_SECONDS, STALL_SECONDS, Pump
+from cpulaunch.launch.output.pump import HELD_BYTES, HELD_SECONDS, STALL_SECONDS, Pump
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute, Stream
 
@@ -86,9 +86,9 @@ class TwoWorkers:
         self.pump = Pump(select.poll(), streams=streams, sinks=[self._sink])
         self.begin_long_line()
 
-    def begin_long_line(self):
+    def begin_long_line(self, other=b"x" * (LINE_BYTES - 1) + b"\n"):
         self.long.feed(b"." * LINE_BYTES)
-        self.waiting.feed(b"x" * (LINE_BYTES - 1) + b"\n")
+        self.waiting.feed(other)
 
     def write(self, data, now):
         (read, write), _ = self.pipes
@@ -128,6 +128,63 @@ def test_a_worker_that_goes_on_writing_a_long_line_holds_up_others_for_a_limited
     assert [line[:2] for line in workers.lines()] == [b"0:", b"1:", b""]
     workers.begin_long_line()
     assert workers.held_seconds(STALL_SECONDS / 4) == STALL_SECONDS
+
+
+def test_a_worker_whose_last_long_line_ended_in_time_has_as_long_as_any_again(workers):
+    workers.held_seconds(STALL_SECONDS / 4)
+    workers.begin_long_line()
+    workers.pump.update_polling(0.0)
+    workers.write(b"end\n", STALL_SECONDS / 2)
+    workers.begin_long_line()
+    assert workers.held_seconds(STALL_SECONDS / 4) == HELD_SECONDS
+
+
+def test_a_few_bytes_wait_no_longer_than_many(workers):
+    workers.write(b"\n", 0.0)
+    workers.begin_long_line(b"HELLO\n")
+    assert workers.held_seconds(STALL_SECONDS / 4) == HELD_SECONDS
+    assert workers.lines()[-2] == b"1:HELLO"
+
+
+def test_a_line_is_whole_while_others_have_nothing_to_show(workers):
+    workers.write(b"\n", 0.0)
+    workers.begin_long_line(b"no whole line")
+    for now in (0.0, 2 * HELD_SECONDS):
+        workers.write(b".", now)
+        assert workers.pump.deadline is None
+
+
+def test_a_line_is_whole_if_the_launch_was_stopped_meanwhile(workers):
+    workers.pump.update_polling(0.0)
+    workers.pump.update_polling(60 * HELD_SECONDS)
+    workers.write(b"end\n", 60 * HELD_SECONDS + STALL_SECONDS / 2)
+    assert [line[:2] + line[-3:] for line in workers.lines()[:2]] == [b"0:end", b"1:xxx"]
+
+
+def test_the_time_of_a_slow_reader_does_not_count(workers, monkeypatch):
+    workers.pump.update_polling(0.0)
+    monkeypatch.setattr(Sink, "congested", True)
+    now = 0.0
+    while now < 2 * HELD_SECONDS:
+        now += STALL_SECONDS / 2
+        workers.pump.update_polling(now)
+        assert workers.pump.deadline > now
+    monkeypatch.undo()
+    workers.pump.update_polling(now)
+    workers.write(b"end\n", now + STALL_SECONDS / 2)
+    assert workers.lines()[0].endswith(b".end")
+
+
+def test_a_line_without_an_end_is_broken_for_a_slow_reader_too(workers, monkeypatch):
+    workers.pump.update_polling(0.0)
+    monkeypatch.setattr(Sink, "congested", True)
+    written = LINE_BYTES
+    while workers.waiting.must_wait:
+        assert written < HELD_BYTES
+        workers.long.feed(b"." * LINE_BYTES)
+        written += LINE_BYTES
+        workers.pump.update_polling(0.0)
+    assert written == HELD_BYTES
 
 
 def test_a_long_line_that_ends_in_time_is_whole_while_others_wait(workers):
