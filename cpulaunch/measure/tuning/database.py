@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 import traceback
+from functools import cache
 
 import optuna
 from sqlalchemy import event
@@ -15,18 +17,28 @@ from cpulaunch.records.errors import CpulaunchError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
 FILE = "study.sqlite3"
 BUSY_SECONDS = 30
-MAX_LENGTH = 1 << 24
-"""Bytes of a text: the largest are all samples of the default, of some 300 bytes each."""
-MAX_ROWS, MAX_VALUES = 1 << 18, 1 << 20
-"""Rows of a table, and values in all JSON together."""
-VALUES = "SELECT total(length({0}) - length(replace(replace(replace({0}, ',', ''), '[', ''), '{{', ''))) FROM {1}"
+CHECK_SECONDS = 60
+"""For a look at what is in the database, which takes two for the largest that a search writes."""
+STEPS = 100_000
+"""Of SQLite's machine, between two looks at the time."""
+MAX_LENGTH = 1 << 26
+"""Bytes of a text: the largest are all samples of the default, each of up to 25 KB with a thousand metrics."""
+MAX_ROWS = 1 << 20
+"""Of a table: ten thousand trials have 50 parameters each."""
+MAX_ROW_VALUES = 1 << 21
+"""In a text of JSON, for the samples of the default."""
+MAX_VALUES = {"value_json": 1 << 24, "distribution_json": 1 << 22}
+"""In all of a column's: ten thousand trials have a thousand metrics each, and 50 parameters of a few choices."""
+VALUES = "length({0}) - length(replace(replace(replace({0}, ',', ''), '[', ''), '{{', ''))"
 OF_THE_PLACE = ("locked", "full", "readonly", "I/O", "unable to open", "locking protocol")
 """Words of SQLite's errors that say nothing against what is in the database. Source: SQLite, sqlite3ErrStr()."""
+MADE = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+KINDS = ("table", "index", "trigger", "view")
 FRESH = "--fresh begins a new one"
 OTHER_PLACE = "free the disk or the file, or set XDG_STATE_HOME to another folder"
 STUDY = "cpulaunch.measure.tuning.study"
@@ -72,29 +84,55 @@ def open_storage(path: str) -> optuna.storages.RDBStorage:
     return storage
 
 
+@cache
+def _tables_of_optuna() -> frozenset[tuple[str, str, str, str]]:
+    """The tables and indexes of a new database of this optuna, with how SQLite says that they were made."""
+    storage = optuna.storages.RDBStorage("sqlite://")
+    with storage.engine.connect() as connection:
+        return frozenset(_made(connection.exec_driver_sql(MADE)))
+
+
+def _made(rows: Iterable[Sequence[str | None]]) -> Iterator[tuple[str, str, str, str]]:
+    """The objects of a schema, without the spaces in their statements, which depend on a version."""
+    for kind, name, table, statement in rows:
+        yield str(kind), str(name), str(table), "".join((statement or "").split())
+
+
 def _check_contents(connection: sqlite3.Connection, path: str) -> None:
     """Raises: CpulaunchError if the database has more than is to be read into memory, or what optuna never makes.
 
-    A trigger or a view may take for ever.
+    A trigger, a view, an index or a generated column may take for ever.
     """
-    objects = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
-    found = {f"a {kind}" for kind, _ in objects if kind not in ("table", "index")}
-    values = 0.0
-    for name in () if found else (name for kind, name in objects if kind == "table"):
-        table = '"{}"'.format(name.replace('"', '""'))
-        if connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] > MAX_ROWS:
-            found.add(f"more than {MAX_ROWS:,} rows")
-        if name == "trial_params" or name.endswith("_attributes"):
-            column = "distribution_json" if name == "trial_params" else "value_json"
-            values += connection.execute(VALUES.format(column, table)).fetchone()[0]
-    if values > MAX_VALUES:
-        found.add(f"more than {MAX_VALUES:,} values")
+    end = time.monotonic() + CHECK_SECONDS
+    connection.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+    made = set(_made(connection.execute(MADE)))
+    kinds = {kind if kind in KINDS else "object" for kind, *_ in made - _tables_of_optuna()}
+    found = {f"{kind} that optuna {optuna.__version__} does not make" for kind in kinds}
+    found = found or _excesses(connection, sorted(name for kind, name, *_ in made if kind == "table"))
+    connection.set_progress_handler(None, 0)
     if found:
         raise CpulaunchError(
             "the database of the trials holds what no search wrote",
             value=f"{path}: {', '.join(sorted(found))}",
             hint=FRESH,
         )
+
+
+def _excesses(connection: sqlite3.Connection, tables: Sequence[str]) -> set[str]:
+    """What these tables have more of than a search writes."""
+    rows = [f"SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT {MAX_ROWS + 1})" for table in tables]
+    if any(connection.execute(each).fetchone()[0] > MAX_ROWS for each in rows):
+        return {f"more than {MAX_ROWS:,} rows"}
+    found, values = set(), dict.fromkeys(MAX_VALUES, 0.0)
+    for table in tables:
+        column = "distribution_json" if table == "trial_params" else "value_json"
+        if table == "trial_params" or table.endswith("_attributes"):
+            count = VALUES.format(column)
+            most, total = connection.execute(f"SELECT ifnull(max({count}), 0), total({count}) FROM {table}").fetchone()
+            values[column] += total
+            if most > MAX_ROW_VALUES:
+                found.add(f"more than {MAX_ROW_VALUES:,} values in a text")
+    return found | {f"more than {limit:,} values" for name, limit in MAX_VALUES.items() if values[name] > limit}
 
 
 @contextlib.contextmanager
