@@ -31,8 +31,10 @@ checksum has about 26,000, in 13 bytes each."""
 MAX_LAUNCH_BYTES, MAX_LAUNCH_VALUES = 1 << 28, 1 << 22
 """Read of the event files of all workers of a launch, and values in their events: each worker has an equal part.
 
-A value may take 200 bytes of memory. An event as large as any fits into a worker's part, however many there are.
+A value may take 200 bytes of memory. Up to 256 workers, an event as large as any fits into each one's part.
 """
+MAX_PARTS_VALUES = 1 << 24
+"""Values in all parts that are larger than an equal one for that."""
 MAX_PID = 1 << 22
 """Python's hashes of larger numbers can be made to collide. Source: Linux, include/linux/threads.h, PID_MAX_LIMIT."""
 MAX_ENTRIES = 10_000
@@ -92,8 +94,13 @@ def read_event_file(path: str, *, workers: int = 1) -> WorkerReport:
         lines, unread_bytes = read_lines_at_ends(path, max_bytes=min(MAX_BYTES, MAX_LAUNCH_BYTES // workers))
     except OSError:
         return WorkerReport()
-    found = read_worker_report(lines, max_values=min(MAX_ALL_VALUES, max(MAX_VALUES, MAX_LAUNCH_VALUES // workers)))
+    found = read_worker_report(lines, max_values=_values_of_one(workers))
     return replace(found, unread_bytes=unread_bytes, lost=is_marked_lost(path))
+
+
+def _values_of_one(workers: int) -> int:
+    """How many values count of one of so many workers."""
+    return min(MAX_ALL_VALUES, max(MAX_VALUES, MAX_LAUNCH_VALUES // workers), MAX_PARTS_VALUES // workers)
 
 
 def read_worker_report(lines: Iterable[str], *, max_values: int = MAX_ALL_VALUES) -> WorkerReport:

@@ -232,6 +232,14 @@ def test_each_worker_has_an_equal_part_of_what_is_read_of_a_launch(tmp_path, mon
     assert worker_report.read_event_file(str(events), workers=4).ignored == 2
     monkeypatch.setattr(worker_report, "MAX_LAUNCH_VALUES", 0)
     assert worker_report.read_event_file(str(events), workers=4).ignored == 2
+    monkeypatch.setattr(worker_report, "MAX_PARTS_VALUES", 20)
+    assert worker_report.read_event_file(str(events), workers=4).ignored == 3
+
+
+@pytest.mark.parametrize("workers", [1, 4, 5, 64, 65, 256, 257, 1024, 16384])
+def test_all_workers_together_have_no_more_values_than_documented(workers):
+    most = (1 << 22) if workers <= 64 else (1 << 24)
+    assert worker_report._values_of_one(workers) * workers <= most
 
 
 def test_an_event_larger_than_any_is_ignored():
