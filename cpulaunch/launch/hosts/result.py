@@ -16,7 +16,7 @@ from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.run_directory import events_path
-from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK, RankError
+from cpulaunch.launch.supervision.error_file import RankError, shortened
 from cpulaunch.launch.supervision.failure_text import exit_text
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import CpulaunchError, LaunchError, NotExecutableError, NotFoundError, UsageError
@@ -148,7 +148,7 @@ def _failed_rank(failure: RankFailure, job: JobPlan, output: JobOutput) -> Worke
         shown=teed and bool(stderr.routes),
         ended_at=failure.timestamp,
         rank=failure.rank,
-        error=None if traceback is None else RankError(text=traceback[:MAX_TRACEBACK], timestamp=failure.timestamp),
+        error=None if traceback is None else RankError(text=shortened(traceback), timestamp=failure.timestamp),
     )
 
 

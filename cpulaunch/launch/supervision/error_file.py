@@ -15,6 +15,8 @@ VARIABLE = "TORCHELASTIC_ERROR_FILE"
 MAX_BYTES = 1 << 20
 MAX_TRACEBACK = 1 << 16
 """Characters of the traceback of a rank, which may write any; each is twelve bytes of JSON at most."""
+MAX_MARK = 64
+"""Characters of the line that says how many are left out."""
 
 
 @record
@@ -40,7 +42,7 @@ def error_in(content: Any) -> RankError | None:
         return None
     message = content.get("message")
     if isinstance(message, str):
-        return RankError(text=message[:MAX_TRACEBACK], timestamp=_seconds(content.get("timestamp")))
+        return RankError(text=shortened(message), timestamp=_seconds(content.get("timestamp")))
     if not isinstance(message, dict):
         return None
     extra = message.get("extraInfo")
@@ -48,7 +50,15 @@ def error_in(content: Any) -> RankError | None:
     text = extra.get("py_callstack", message.get("message"))
     if not isinstance(text, str):
         return None
-    return RankError(text=text[:MAX_TRACEBACK].rstrip(), timestamp=_seconds(extra.get("timestamp")))
+    return RankError(text=shortened(text.rstrip()), timestamp=_seconds(extra.get("timestamp")))
+
+
+def shortened(text: str) -> str:
+    """The traceback, or both ends of a longer one: where it began, and the exception itself."""
+    if len(text) <= MAX_TRACEBACK:
+        return text
+    half = (MAX_TRACEBACK - MAX_MARK) // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters left out ...\n{text[-half:]}"
 
 
 def copy_error_file(source: str, target: str, *, exit_code: int, folder: int | None = None) -> None:

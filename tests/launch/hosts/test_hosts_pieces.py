@@ -350,7 +350,7 @@ def test_of_a_traceback_of_any_length_the_beginning_is_shown(tmp_path):
         tmp_path, 3, ENDED | {"failures": [FAILED | {"traceback": "first" + "\n" * (MAX_TRACEBACK + 1)}]}
     )
     assert result.workers[0].error.text.startswith("first\n")
-    assert len(result.workers[0].error.text) == MAX_TRACEBACK
+    assert len(result.workers[0].error.text) <= MAX_TRACEBACK
 
 
 @pytest.mark.torch
@@ -380,7 +380,7 @@ def test_the_report_of_a_hundred_ranks_that_recorded_long_tracebacks_is_read(tmp
     from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
 
     error_file = tmp_path / "error.json"
-    error_file.write_text(json.dumps({"message": "\U0001f600" * MAX_TRACEBACK, "timestamp": 1}))
+    error_file.write_text(json.dumps({"message": "\U0001f600" * (MAX_TRACEBACK + 1), "timestamp": 1}))
 
     def run():
         failures = [
@@ -390,7 +390,9 @@ def test_the_report_of_a_hundred_ranks_that_recorded_long_tracebacks_is_read(tmp
 
     write_message(agent_report_file(str(tmp_path)), job_report(run, logs_specs=None))
     failures = read_report(str(tmp_path)).failures
-    assert [len(each.traceback or "") for each in failures] == [MAX_TRACEBACK] + [0] * 99
+    assert "characters left out" in failures[0].traceback
+    assert MAX_TRACEBACK // 2 < len(failures[0].traceback) <= MAX_TRACEBACK
+    assert not any(each.traceback for each in failures[1:])
 
 
 def test_a_report_that_a_rank_has_made_long_takes_no_memory_as_objects(tmp_path):

@@ -1,10 +1,18 @@
 """The exception in the file that a rank records it in."""
 
 import json
+import re
 
 import pytest
 
-from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK, RankError, copy_error_file, read_error
+from cpulaunch.launch.supervision.error_file import (
+    MAX_MARK,
+    MAX_TRACEBACK,
+    RankError,
+    copy_error_file,
+    read_error,
+    shortened,
+)
 
 RECORDED = {
     "message": {
@@ -30,8 +38,7 @@ RECORDED = {
         ({"message": "x", "timestamp": 10**300}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 20}}}, RankError(text="x")),
         ({"message": {"message": "x", "extraInfo": {"timestamp": "9" * 5000}}}, RankError(text="x")),
-        ({"message": "x\n" * MAX_TRACEBACK}, RankError(text="x\n" * (MAX_TRACEBACK // 2))),
-        ({"message": {"message": "x" * (MAX_TRACEBACK + 1)}}, RankError(text="x" * MAX_TRACEBACK)),
+        ({"message": {"message": "x" * MAX_TRACEBACK + "\n"}}, RankError(text="x" * MAX_TRACEBACK)),
         ({"message": 3}, None),
         ({"message": {"message": [["x"]]}}, None),
         ({"message": {"message": "x", "extraInfo": {"py_callstack": {"a": 1}}}}, None),
@@ -43,6 +50,22 @@ def test_errors_are_read_as_torch_writes_them(tmp_path, content, error):
     path = tmp_path / "error.json"
     path.write_text(json.dumps(content))
     assert read_error(str(path)) == error
+
+
+@pytest.mark.parametrize("message", ["{}", {"message": "{}"}, {"extraInfo": {"py_callstack": "{}\n"}}])
+def test_both_ends_of_a_long_traceback_are_kept(tmp_path, message):
+    path = tmp_path / "error.json"
+    long = "Traceback\n" + "x\n" * MAX_TRACEBACK + "ValueError: no"
+    path.write_text(json.dumps({"message": message}).replace("{}", json.dumps(long)[1:-1]))
+    text = read_error(str(path)).text
+    assert text.startswith("Traceback\nx\n")
+    assert text.endswith("x\nValueError: no")
+    assert MAX_TRACEBACK - MAX_MARK < len(text) <= MAX_TRACEBACK
+    start, left_out, end = re.fullmatch(
+        r"(.*)\n\.\.\. ([0-9,]+) characters left out \.\.\.\n(.*)", text, re.DOTALL
+    ).groups()
+    assert len(start) + int(left_out.replace(",", "")) + len(end) == len(long)
+    assert shortened(text) == text
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'"text"', b"[" * 100_000])
