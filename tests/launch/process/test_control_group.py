@@ -204,6 +204,21 @@ def test_leftovers_that_cannot_be_removed_delay_a_launch_once_at_most(tmp_path, 
     assert kills == ({"1"} if seconds else {""})
 
 
+def test_a_cgroup_whose_last_process_leaves_during_the_removal_is_removed(tmp_path, monkeypatch):
+    path = tmp_path / "cgroup"
+    path.mkdir()
+    process = path / "process"
+    process.touch()
+
+    def leave(_):
+        process.unlink()
+        return False
+
+    monkeypatch.setattr(control_group, "_is_populated", leave)
+    remove_cgroup(str(path))
+    assert not path.exists()
+
+
 def own_cgroup(pid):
     """The name of a process's cgroup, if it is one of a launch."""
     with open(f"/proc/{pid}/cgroup") as file:
