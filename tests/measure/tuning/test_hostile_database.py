@@ -112,8 +112,8 @@ def test_the_longest_search_that_can_be_asked_for_is_no_hostile_one(tmp_path):
         )
         database._check_contents(connection, FILE)
     samples = MOST_TRIALS // 5
-    assert MOST_TRIALS * MAX_METRICS + samples * MAX_METRICS < database.MAX_VALUES["value_json"]
-    assert samples * MAX_METRICS < database.MAX_ROW_VALUES
+    assert database.MAX_VALUES["trial_user_attributes"] > MOST_TRIALS * MAX_METRICS
+    assert samples * MAX_METRICS < database.MAX_VALUES["study_user_attributes"]
     assert samples * MAX_METRICS * len('"metric/012": 1234.567890123456, ') < database.MAX_LENGTH
 
 
