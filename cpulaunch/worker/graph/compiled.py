@@ -27,7 +27,7 @@ class Compiler:
     def __init__(self, settings: TorchSettings, precision: Precision) -> None:
         self._precision = precision
         self._options: dict[str, Any] = {"backend": settings.graph}
-        keep_headers(codecache)
+        keep_headers(codecache, settings)
         if settings.graph == "zentorch":
             import zentorch  # noqa: F401  The import registers the backend.
         else:

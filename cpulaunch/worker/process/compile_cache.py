@@ -10,15 +10,23 @@ import errno
 import getpass
 import os
 import re
+import sys
 import tempfile
 from typing import Any
 
+if sys.platform != "win32":
+    import fcntl
+
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
+from cpulaunch.system.files.folders import close_to_others, open_own, remove_path
+from cpulaunch.system.files.reading import open_regular
 from cpulaunch.system.files.trust import is_reachable, make_secure_folder
 from cpulaunch.worker.reporting.degradation import warned
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+HEADERS = "precompiled_headers"
+"""torch's folder of them. They take some 150 MB, and suit any number of threads."""
 
 
 def install(settings: TorchSettings) -> str:
@@ -40,15 +48,26 @@ def install(settings: TorchSettings) -> str:
     return f"compiled code in {folder}"
 
 
-def keep_headers(codecache: Any) -> None:
+def keep_headers(codecache: Any, settings: TorchSettings) -> None:
     """Effect: torch's module makes headers, from which it compiles, in the folder of its other code.
 
     Else they are in its default folder, whatever the variable says: what another user left there would be compiled.
     Source: torch 2.13, torch/_inductor/codecache.py, _precompile_header.
     """
     if VARIABLE in os.environ:
-        codecache._HEADER_DIR = os.path.join(os.environ[VARIABLE], "precompiled_headers")
+        codecache._HEADER_DIR = os.path.join(_folder_of_headers(os.environ[VARIABLE], settings), HEADERS)
         codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
+
+
+def _folder_of_headers(folder: str, settings: TorchSettings) -> str:
+    """The folder of all compiled code, or the whole cache where that is in the folder of a number of threads."""
+    whole, name = os.path.split(folder)
+    if name != settings.compile_cache:
+        return folder
+    try:
+        return whole if whole in map(os.path.realpath, (_default(), _own_cache())) else folder
+    except OSError:
+        return folder
 
 
 def _default_of_torch() -> str | None:
@@ -62,24 +81,69 @@ def _default_of_torch() -> str | None:
 def _private_folder(names: list[str]) -> str:
     """torch's default folder, or this user's cache where others can change that; in it, the folder of these names.
 
-    A folder that others can read, as torch makes it, is the last choice: compiling waits while they lock files in it.
+    A folder that others can read is the last choice: compiling waits while they lock files in it.
     """
     failures, readable = [], []
     for find in (_default, _own_cache):
         try:
-            folder = make_secure_folder(os.path.join(find(), *names))
+            whole = make_secure_folder(find())
+            folder = make_secure_folder(os.path.join(whole, *names))
             if not os.access(folder, os.W_OK | os.X_OK):
                 failures.append(f"{folder} is not writable")
-            elif is_reachable(folder):
-                readable.append(folder)
-            else:
+                continue
+            if is_reachable(whole):
+                _close_cache(whole, folder)
+            if not is_reachable(folder):
                 return folder
+            readable.append(folder)
         except (OSError, ValueError) as error:
             reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
             failures.append(": ".join(filter(None, [path, reason])) or str(error))
     if readable:
         return readable[0]
     raise RuntimeError(f"no private folder for compiled code ({'; '.join(failures)}); set {VARIABLE}")
+
+
+def _close_cache(whole: str, folder: str) -> None:
+    """Effect: no other user can enter the whole of a cache, as torch makes it, unless one of its locks is held.
+
+    The folders of its locks are removed, as others may have opened what is in them; torch makes them again.
+    """
+    locks = {os.path.join(each, *name, "locks") for each in (whole, folder) for name in ((), (HEADERS,))}
+    if any(map(_has_held_lock, locks)):
+        return
+    opened = open_own(whole)
+    try:
+        close_to_others(opened)
+    except OSError:
+        return  # This file system has no modes.
+    finally:
+        os.close(opened)
+    for path in locks:
+        remove_path(path)
+
+
+def _has_held_lock(folder: str) -> bool:
+    """Whether a process, of any user, holds a lock of a file in this folder, or that cannot be told."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(_is_held(os.path.join(folder, name)) for name in names)
+
+
+def _is_held(path: str) -> bool:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        return error.errno != errno.ENOENT
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
 
 
 def _default() -> str:

@@ -1,5 +1,6 @@
 """Where torch.compile keeps the code that it loads: in a folder that no other user can change."""
 
+import fcntl
 import getpass
 import os
 import shutil
@@ -97,28 +98,64 @@ def test_a_folder_that_others_can_write_is_not_used(temporary, name):
 
 def test_headers_are_where_the_other_code_is(temporary, monkeypatch):
     codecache = SimpleNamespace(_HEADER_DIR="/tmp/of-others", _HEADER_LOCK_DIR="/tmp/of-others/locks")
-    compile_cache.keep_headers(codecache)
+    compile_cache.keep_headers(codecache, OLD)
     assert codecache._HEADER_DIR == "/tmp/of-others"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    compile_cache.keep_headers(codecache)
+    compile_cache.keep_headers(codecache, OLD)
     assert (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR) == (
         "/mine/precompiled_headers",
         "/mine/precompiled_headers/locks",
     )
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_headers_are_in_the_cache_that_all_numbers_of_threads_share(temporary, monkeypatch, known):
+    """But not beside a folder that the user named."""
+    whole = temporary / ("torchinductor_me" if known else "mine")
+    codecache = SimpleNamespace()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(whole / "threads-4"))
+    compile_cache.keep_headers(codecache, OLD)
+    expected = whole if known else whole / "threads-4"
+    assert Path(codecache._HEADER_DIR) == expected / "precompiled_headers"
+
+
+def make_locks(folder):
+    """Each file that torch locks in a cache that it has made, as all can enter it."""
+    folders = [folder / below / "locks" for below in (".", "precompiled_headers", "threads-4")]
+    for each in folders:
+        each.mkdir(parents=True)
+        (each / "a.lock").touch()
+    folder.chmod(0o755)
+    return [each / "a.lock" for each in folders]
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])
-def test_a_folder_in_which_others_can_lock_files_is_the_last_choice(temporary, monkeypatch, mode):
-    """As torch makes it."""
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+def test_a_cache_as_torch_makes_it_is_closed_to_others_and_kept(temporary, mode, settings, below):
+    """What others may have opened in it is locked no longer."""
     folder = temporary / "torchinductor_me"
-    folder.mkdir()
+    locks = make_locks(folder)
+    (folder / "compiled").touch()
     folder.chmod(mode)
-    assert chosen() == own_cache(temporary)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    assert chosen() == folder
-    temporary.chmod(0o700)
+    assert chosen(settings) == folder / below
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "compiled").exists()
+    assert [each.exists() for each in locks] == [False, False, below == "."]
+
+
+@needs_root
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_cache_in_which_a_file_is_locked_is_the_last_choice(temporary, monkeypatch, which):
+    folder = temporary / "torchinductor_me"
+    locks = make_locks(folder)
+    with locks[which].open() as file:
+        as_stranger(lambda: fcntl.flock(file, fcntl.LOCK_EX))  # The descriptor holds it on.
+        assert chosen(OLD) == own_cache(temporary) / "threads-4"
+        assert chosen(OLD) == own_cache(temporary) / "threads-4"
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+        assert chosen(OLD) == folder / "threads-4"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert chosen() == folder
+    assert chosen(OLD) == folder / "threads-4"
 
 
 def test_without_a_private_folder_the_reason_is_told(temporary, monkeypatch):
