@@ -13,6 +13,7 @@ from cpulaunch.launch.output.metrics import LineReader, Metric, metric_name
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED
 from cpulaunch.launch.process.program import child_environ
 from cpulaunch.launch.process.run_directory import (
+    check_space,
     events_path,
     make_event_files,
     make_events_directory,
@@ -139,6 +140,7 @@ def _own_folder(parent: str, environ: Mapping[str, str]) -> str:
     Raises: LaunchError, as a program may have removed that.
     """
     try:
+        check_space(parent)
         return make_events_directory(parent, [PLAIN_WORKER])
     except NoSpaceError:
         folder = make_spare_folder(environ)

@@ -267,9 +267,9 @@ print(take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_se
 
 
 @needs_root
-@pytest.mark.parametrize("inodes", [1, 2])
-def test_where_the_folder_of_all_launches_is_full_a_launch_has_another_one(setup, inodes):
-    full = f'mount -t tmpfs -o nr_inodes={inodes} tmpfs {setup.folder} && exec "$@"'
+@pytest.mark.parametrize("size", ["nr_inodes=1", "nr_inodes=2", "size=4k"])
+def test_where_the_folder_of_all_launches_is_full_a_launch_has_another_one(setup, size):
+    full = f'mount -t tmpfs -o {size} tmpfs {setup.folder} && exec "$@"'
     command = ("unshare", "--mount", "sh", "-c", full, "sh", sys.executable, "-c", IN_A_FULL_FOLDER, setup.folder)
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     folder, failure = found.stdout.split()

@@ -26,6 +26,9 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm", ".")
 Source: Python's tempfile, whose import takes as long as planning.
 """
 
+PROBE_BYTES = 1 << 16
+"""A folder into which these do not fit is full."""
+
 
 def make_unique_directory(parent: str, prefix: str) -> str:
     """The absolute path of a new directory in `parent` that only its owner can read. Raises: OSError."""
@@ -76,14 +79,33 @@ def _may_write(parent: str) -> bool:
 
 
 def _takes_files(parent: str) -> bool:
-    """Whether files can be made in this directory; permissions alone do not tell, /proc has them for root."""
+    """Whether files can be made in this directory and hold data: permissions do not tell, /proc has them for root."""
     if not _may_write(parent):
         return False
     try:
-        os.close(create_unnamed(parent))
-    except OSError:
-        return False
+        _write_probe(parent)
+    except OSError as error:
+        return error.errno == errno.EFBIG  # The limit of this process, RLIMIT_FSIZE.
     return True
+
+
+def _write_probe(parent: str) -> None:
+    """Effect: none that lasts, as the file that is written has no name. Raises: OSError."""
+    fd, left = create_unnamed(parent), PROBE_BYTES
+    try:
+        while left:
+            left -= os.write(fd, bytes(left))
+    finally:
+        os.close(fd)
+
+
+def check_space(folder: str) -> None:
+    """Raises: NoSpaceError if the folder is full; nothing where it is gone, or cannot be written for another reason."""
+    try:
+        _write_probe(folder)
+    except OSError as error:
+        if is_full(error):
+            raise _directory_error(OSError(error.errno, error.strerror, folder)) from None
 
 
 def make_private_path(path: str) -> None:

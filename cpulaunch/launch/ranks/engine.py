@@ -11,6 +11,7 @@ from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.exec_spec import ExecSpec, prepare_exec_specs, with_variables
 from cpulaunch.launch.process.guard import GuardLink, fork_supervisor
 from cpulaunch.launch.process.run_directory import (
+    check_space,
     choose_private_path,
     make_events_directory,
     make_private_path,
@@ -242,6 +243,8 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
     Another user may have filled the file system of TMPDIR; what it has no space for is elsewhere, for this attempt.
     """
     try:
+        if restarts and run.private is not None:
+            check_space(run.private)
         return _run_with_files(run, options, port=port, restarts=restarts)
     except NoSpaceError:  # No rank has started.
         if run.private is None:

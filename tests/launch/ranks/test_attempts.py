@@ -72,7 +72,8 @@ def test_a_rank_that_removes_the_jobs_folder_is_told_to_leave_it(launch):
 @pytest.mark.root
 @pytest.mark.skipif(not is_linux() or os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.parametrize("options", [(), ("--report", "report.json"), ("--log-dir", "logs", "--start-barrier")])
-def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options):
+@pytest.mark.parametrize("size", ["nr_inodes=200", "size=256k"])
+def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options, size):
     launch.write("""
         if attempt == 0:
             say(f"place.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
@@ -80,14 +81,15 @@ def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options):
             number = 0
             try:
                 while True:
-                    open(os.environ["TMPDIR"] + f"/{rank}-{number}", "x").close()
+                    with open(os.environ["TMPDIR"] + f"/{rank}-{number}", "xb", buffering=0) as file:
+                        file.write(bytes(4096))
                     number += 1
             except OSError:
                 sys.exit(3)
         say(f"later.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
     """)
     (launch.folder / "small").mkdir()
-    small = 'mount -t tmpfs -o nr_inodes=200 tmpfs small && exec "$@"'
+    small = f'mount -t tmpfs -o {size} tmpfs small && exec "$@"'
     command = [sys.executable, "-m", "cpulaunch", *TWO, "--max-restarts", "1", *options, "job.py"]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", small, "sh", *command],
