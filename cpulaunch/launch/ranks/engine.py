@@ -118,6 +118,7 @@ def random_id() -> str:
 
 def _supervised(run: _RankRun) -> LaunchResult:
     """How the ranks ended, in a process of its own. Effect: the first failure's exception is in the error file."""
+    spares: list[str] = []
     try:
         link = fork_supervisor(
             run.notify,
@@ -129,12 +130,15 @@ def _supervised(run: _RankRun) -> LaunchResult:
             asks=True,
         )
         run = _with_directories(run)
-        result = _run_attempts(run, link)
+        result, run = _run_attempts(run, link, spares)
+        if result.first_failure is not None and run.error_file:
+            _copy_error_file(result, run)
+        return result
     except OSError as error:
         raise fd_shortage_error(error) from None
-    if result.first_failure is not None and run.error_file:
-        _copy_error_file(result, run)
-    return result
+    finally:
+        for path in spares:
+            remove_run_directory(path)
 
 
 def _with_directories(run: _RankRun) -> _RankRun:
@@ -160,8 +164,11 @@ def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
     copy_error_file(name, run.error_file, exit_code=code, folder=run.folder.fd)
 
 
-def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
-    """How the ranks ended in the last attempt: they are restarted after a failure, and after a loss of their port."""
+def _run_attempts(run: _RankRun, link: GuardLink, spares: list[str]) -> tuple[LaunchResult, _RankRun]:
+    """How the ranks ended in the last attempt: they are restarted after a failure, and after a loss of their port.
+
+    And the run with the folders of that attempt. Effect: adds those that it has made to the spares.
+    """
     # After the fork: while the kernel moves this process to its cgroup.
     from cpulaunch.launch.supervision.options import SupervisorOptions
 
@@ -180,15 +187,21 @@ def _run_attempts(run: _RankRun, link: GuardLink) -> LaunchResult:
     )
     while True:
         with PortReservation(run.job.master_port) as reservation:
-            result = _run_attempt(run, options, port=reservation.port, restarts=attempts.restarts)
+            try:
+                result = _run_attempt(run, options, port=reservation.port, restarts=attempts.restarts)
+            except NoSpaceError:
+                if run.private is None:
+                    raise
+                run = _with_spare(run, spares)
+                result = _run_attempt(run, options, port=reservation.port, restarts=attempts.restarts)
             lost_port = _lost_port(result, reservation)
         if result.first_failure is None or result.output_error is not None or end_requested(result, options):
-            return result
+            return result, run
         following = attempts.following(lost_port=lost_port is not None and run.job.master_port is None)
         if following is None:
             if lost_port is not None:
                 run.notify(lost_port)
-            return result
+            return result, run
         if following.restarts == attempts.restarts:
             run.notify(f"{lost_port}; restarting the ranks with a new port")
         else:
@@ -237,32 +250,28 @@ def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str
     return f"rank {failed.rank} failed ({exit_text(failed)}): restarting {ranks}, {attempt}"
 
 
+def _with_spare(run: _RankRun, spares: list[str]) -> _RankRun:
+    """The run with a new private folder: another user may have filled the file system of TMPDIR. Raises: LaunchError.
+
+    Effect: makes it, and adds it to the spares, which stay until the run is over: exceptions in them are read then.
+    """
+    if spares and run.folder.fd is not None and not run.folder.kept:
+        os.close(run.folder.fd)
+    spares.append(make_spare_folder(run.environ))
+    folder = run.folder if run.folder.kept else replace(run.folder, path=spares[-1], fd=open_own(spares[-1]))
+    return replace(run, folder=folder, private=spares[-1])
+
+
 def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     """How the ranks ended in one attempt. Effect: they run, with new directories for their files.
 
-    Another user may have filled the file system of TMPDIR; what it has no space for is elsewhere, for this attempt.
+    Raises: NoSpaceError, before any rank starts.
     """
-    try:
-        if restarts and run.private is not None:
-            check_space(run.private)
-        return _run_with_files(run, options, port=port, restarts=restarts)
-    except NoSpaceError:  # No rank has started.
-        if run.private is None:
-            raise
-    spare = make_spare_folder(run.environ)
-    fd = open_own(spare)
-    folder = run.folder if run.folder.kept else replace(run.folder, path=spare, fd=fd)
-    try:
-        return _run_with_files(replace(run, folder=folder, private=spare), options, port=port, restarts=restarts)
-    finally:
-        os.close(fd)
-        remove_run_directory(spare)
-
-
-def _run_with_files(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:
     from cpulaunch.launch.ranks.output import open_rank_routing
     from cpulaunch.launch.supervision.supervise import supervise
 
+    if restarts and run.private is not None:
+        check_space(run.private)
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs), private=run.private)
     try:
         shared = {

@@ -69,37 +69,53 @@ def test_a_rank_that_removes_the_jobs_folder_is_told_to_leave_it(launch):
     assert LEAVE_FOLDERS in job.err
 
 
+@pytest.fixture
+def full(launch):
+    """Runs a job whose ranks fill TMPDIR, a file system of this size, in the first attempt, and then run the lines."""
+
+    def run(lines, size, *options, **environ):
+        launch.write(
+            """
+            if attempt == 0:
+                say(f"place.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
+                wait_for(f"place.{1 - rank}")
+                number = 0
+                try:
+                    while True:
+                        with open(os.environ["TMPDIR"] + f"/{rank}-{number}", "xb", buffering=0) as file:
+                            file.write(bytes(4096))
+                        number += 1
+                except OSError:
+                    sys.exit(3)
+            """
+            + lines
+        )
+        (launch.folder / "small").mkdir()
+        small = f'mount -t tmpfs -o {size} tmpfs small && exec "$@"'
+        command = [sys.executable, "-m", "cpulaunch", *TWO, "--max-restarts", "1", *options, "job.py"]
+        return subprocess.run(
+            ["unshare", "--mount", "sh", "-c", small, "sh", *command],
+            cwd=launch.folder,
+            env={**os.environ, "TMPDIR": str(launch.folder / "small"), **environ},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    return run
+
+
+mounts = pytest.mark.skipif(not is_linux() or os.geteuid() != 0, reason="mounting a small disk needs root")
+SAYS_WHERE = 'say(f"later.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])'
+
+
 @pytest.mark.root
-@pytest.mark.skipif(not is_linux() or os.geteuid() != 0, reason="mounting a small disk needs root")
+@mounts
 @pytest.mark.parametrize("options", [(), ("--report", "report.json"), ("--log-dir", "logs", "--start-barrier")])
 @pytest.mark.parametrize("size", ["nr_inodes=200", "size=256k"])
-def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options, size):
-    launch.write("""
-        if attempt == 0:
-            say(f"place.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
-            wait_for(f"place.{1 - rank}")
-            number = 0
-            try:
-                while True:
-                    with open(os.environ["TMPDIR"] + f"/{rank}-{number}", "xb", buffering=0) as file:
-                        file.write(bytes(4096))
-                    number += 1
-            except OSError:
-                sys.exit(3)
-        say(f"later.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
-    """)
-    (launch.folder / "small").mkdir()
-    small = f'mount -t tmpfs -o {size} tmpfs small && exec "$@"'
-    command = [sys.executable, "-m", "cpulaunch", *TWO, "--max-restarts", "1", *options, "job.py"]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", small, "sh", *command],
-        cwd=launch.folder,
-        env={**os.environ, "TMPDIR": str(launch.folder / "small")},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, full, options, size):
+    done = full(SAYS_WHERE, size, *options)
     assert done.returncode == 0, done.stderr
     place = Path(text_of(launch.folder / "later.1"))
     if "--log-dir" in options:
@@ -107,6 +123,23 @@ def test_ranks_are_restarted_where_tmpdir_has_become_full(launch, options, size)
     else:
         assert not place.is_relative_to(launch.folder)
         assert not place.parent.parent.parent.exists()
+
+
+@pytest.mark.root
+@mounts
+def test_the_launchs_error_file_has_the_exception_of_ranks_that_were_restarted_elsewhere(launch, full):
+    error = launch.folder / "error.json"
+    record = """
+            say(f"later.{rank}", os.environ["TORCHELASTIC_ERROR_FILE"])
+            import json
+            with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+                json.dump({"message": "a failure elsewhere"}, file)
+            sys.exit(5)
+    """
+    done = full(record, "nr_inodes=200", TORCHELASTIC_ERROR_FILE=str(error))
+    assert done.returncode == 5, done.stderr
+    assert "a failure elsewhere" in error.read_text()
+    assert not Path(text_of(launch.folder / "later.1")).parent.parent.parent.exists()
 
 
 def test_attempts_run_out(launch):
