@@ -52,9 +52,15 @@ def keep_headers(codecache: Any, settings: TorchSettings) -> None:
     """Effect: torch's module makes headers, from which it compiles, in the folder of its other code.
 
     Else they are in its default folder, whatever the variable says: what another user left there would be compiled.
-    Source: torch 2.13, torch/_inductor/codecache.py, _precompile_header.
+    A torch that names that folder in another way makes none. Source: torch 2.13, torch/_inductor/codecache.py,
+    _precompile_header.
     """
-    if VARIABLE in os.environ:
+    if VARIABLE not in os.environ:
+        return
+    if not hasattr(codecache, "_HEADER_DIR"):
+        if hasattr(codecache.config, "cpp_cache_precompile_headers"):
+            codecache.config.cpp_cache_precompile_headers = False
+    else:
         codecache._HEADER_DIR = os.path.join(_folder_of_headers(os.environ[VARIABLE], settings), HEADERS)
         codecache._HEADER_LOCK_DIR = os.path.join(codecache._HEADER_DIR, "locks")
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,23 +97,43 @@ def test_a_folder_that_others_can_write_is_not_used(temporary, name):
     assert chosen() == own_cache(temporary)
 
 
-def test_headers_are_where_the_other_code_is(temporary, monkeypatch):
-    codecache = SimpleNamespace(_HEADER_DIR="/tmp/of-others", _HEADER_LOCK_DIR="/tmp/of-others/locks")
+COMPILER = """
+import os
+import torch._inductor.codecache as codecache
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.graph.compiled import Compiler
+from cpulaunch.worker.graph.precision import Precision
+settings = TorchSettings(graph="inductor")
+if hasattr(codecache.config, "cpp_cache_precompile_headers"):
+    Compiler(settings, Precision(None))
+    folder = os.environ["TORCHINDUCTOR_CACHE_DIR"] + "/precompiled_headers"
+    assert (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR) == (folder, folder + "/locks")
+    del codecache._HEADER_DIR
+    Compiler(settings, Precision(None))
+    assert not codecache.config.cpp_cache_precompile_headers
+"""
+
+
+@pytest.mark.torch
+def test_the_installed_torch_compiles_from_headers_where_the_other_code_is(tmp_path):
+    """And from none that are compiled, if it named their folder in another way."""
+    if find_spec("torch") is None:
+        pytest.skip("needs torch")
+    environ = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", COMPILER], check=True, env=environ)
+
+
+def test_headers_stay_where_they_are_without_a_folder_for_compiled_code(temporary):
+    codecache = SimpleNamespace(_HEADER_DIR="/tmp/headers")
     compile_cache.keep_headers(codecache, OLD)
-    assert codecache._HEADER_DIR == "/tmp/of-others"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
-    compile_cache.keep_headers(codecache, OLD)
-    assert (codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR) == (
-        "/mine/precompiled_headers",
-        "/mine/precompiled_headers/locks",
-    )
+    assert codecache._HEADER_DIR == "/tmp/headers"
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_headers_are_in_the_cache_that_all_numbers_of_threads_share(temporary, monkeypatch, known):
     """But not beside a folder that the user named."""
     whole = temporary / ("torchinductor_me" if known else "mine")
-    codecache = SimpleNamespace()
+    codecache = SimpleNamespace(_HEADER_DIR="/tmp/headers")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(whole / "threads-4"))
     compile_cache.keep_headers(codecache, OLD)
     expected = whole if known else whole / "threads-4"
