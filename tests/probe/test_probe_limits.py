@@ -1,6 +1,8 @@
 """Limits of a process: affinity, cpuset, quota and memory, as kernels and containers present them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -253,3 +255,24 @@ def test_mounts_beyond_those_of_any_machine_are_not_looked_at() -> None:
     mount = "30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
     root = MemoryRoot({"proc/self/cgroup": "0::/", "proc/self/mountinfo": mount * (MAX_HIERARCHIES + 1)})
     assert len(read_cgroups(root).hierarchies) == MAX_HIERARCHIES
+
+
+@pytest.mark.root
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.parametrize(("size", "low", "high"), [("64k", 0, 65536), ("0", None, None)])
+def test_free_space_is_what_is_left_of_a_file_system_with_a_limit(
+    tmp_path: Path, size: str, low: int | None, high: int | None
+) -> None:
+    """Before and after it is filled."""
+    code = """if True:
+        import sys
+        from cpulaunch.probe.host import read_free_space
+        print(read_free_space(sys.argv[1]))
+        with open(sys.argv[1] + "/file", "wb") as file:
+            file.write(bytes(65536))
+        print(read_free_space(sys.argv[1]))
+    """
+    mounted = f'mount -t tmpfs -o size={size} tmpfs {tmp_path} && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", mounted, "sh", sys.executable, "-c", code, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert found == [str(high), str(low)]

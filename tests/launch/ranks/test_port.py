@@ -92,6 +92,7 @@ def test_the_search_for_a_holder_ends_in_time_and_needs_no_psutil(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     with listening(0, host="127.0.0.1") as server:
         number = server.getsockname()[1]
+        monkeypatch.setattr(ports, "SEARCH_SECONDS", 300.0)
         assert f"(pid {os.getpid()})" in port_holder(number)
         monkeypatch.setattr(ports, "SEARCH_SECONDS", -1.0)
         assert port_holder(number) is None
