@@ -120,7 +120,8 @@ def choose_preloads(host: Host, request: LaunchRequest, trials: Trials | None) -
         value = candidate.name if candidate else "off" if each.kind == "mkl-dispatch" else "default"
         reason = "; ".join(filter(None, reasons))
         notes.append(Note(setting=each.setting, value=value, origin=each.origin, reason=reason))
-        warnings.extend(_untrusted_warnings(host, each, candidate) if each.warning is None else (each.warning,))
+        warnings.extend(() if each.warning is None else (each.warning,))
+        warnings.extend(_untrusted_warnings(host, each, candidate))
     users = users_preloads(request)
     own = "your own LD_PRELOAD first, then " if _users_list(request) else ""
     runtime = names.get("openmp") or users.get("openmp")
@@ -183,7 +184,7 @@ def _openmp(host: Host, request: LaunchRequest) -> _Preference:
     Source: LLVM 20, openmp/runtime/src/kmp_runtime.cpp, __kmp_register_library_startup: a page that it maps.
     """
     preference = _preferred_openmp(host, request)
-    if not preference.names or host.shm_free_bytes is None or host.shm_free_bytes >= MIN_SHM_BYTES:
+    if host.shm_free_bytes is None or host.shm_free_bytes >= MIN_SHM_BYTES or not _usable(host, preference):
         return preference
     if preference.required:
         return replace(preference, warning=_SHM_FULL)
@@ -270,14 +271,18 @@ def _architecture(host: Host) -> str:
 
 
 def _candidates(host: Host, preference: _Preference) -> tuple[PreloadCandidate, ...]:
-    found = _found(host, preference)
-    usable = [library for library in found if _distrust(library) is None]
+    usable = _usable(host, preference)
     if preference.required and not usable:
-        raise _unavailable(host, preference, found)
+        raise _unavailable(host, preference, _found(host, preference))
     return tuple(
         PreloadCandidate(kind=preference.kind, name=library.name, path=library.path, required=preference.required)
         for library in usable
     )
+
+
+def _usable(host: Host, preference: _Preference) -> list[Library]:
+    """The preferred libraries that can be preloaded, best first."""
+    return [library for library in _found(host, preference) if _distrust(library) is None]
 
 
 def _found(host: Host, preference: _Preference) -> list[Library]:

@@ -246,6 +246,21 @@ def test_in_a_full_dev_shm_a_profiles_runtime_is_left_out() -> None:
     assert names(full, profile={"openmp": "llvm"}) == []
 
 
+def test_a_full_dev_shm_is_named_only_where_a_runtime_could_be_preloaded() -> None:
+    for installed in ((), ("intel",)):
+        host = untrusted(replace(libraries(XEON, *installed), shm_free_bytes=0), "intel")
+        assert "/dev/shm" not in note(plan(host), "openmp").reason
+    assert "none is installed" in note(plan(replace(XEON, shm_free_bytes=0)), "openmp").reason
+
+
+def test_an_untrusted_runtime_is_warned_of_in_a_full_dev_shm_too() -> None:
+    host = replace(libraries(XEON, "intel"), shm_free_bytes=0)
+    better = replace(host.libraries[0], path="/opt/libiomp5.so", untrusted="/opt is writable by others")
+    made = plan(replace(host, libraries=(better, *host.libraries)), "--openmp intel")
+    assert preloaded(made) == "/usr/lib/libintel.so"
+    assert len(made.warnings) == 2
+
+
 def test_torch_that_includes_intels_runtime_needs_no_other() -> None:
     conda = replace(MKL, bundled_openmp="/conda/lib/libiomp5.so")
     made = plan(libraries(XEON, "intel", torch=conda))
