@@ -62,10 +62,17 @@ def open_own(name: str, *, folder: int | None = None) -> int:
     return fd
 
 
-def close_to_others(folder: int) -> None:
-    """Effect: only its owner can enter the opened folder. Raises: OSError."""
+def close_to_others(folder: int) -> bool:
+    """Whether only its owner can enter the opened folder. Raises: OSError.
+
+    Effect: makes it so, except where the mount fixes all modes, as that of vfat does.
+    """
     if os.fstat(folder).st_mode & FOR_OTHERS:
-        os.fchmod(folder, 0o700)
+        try:
+            os.fchmod(folder, 0o700)
+        except PermissionError:
+            return False
+    return True
 
 
 def open_lock_beside(path: str) -> int:

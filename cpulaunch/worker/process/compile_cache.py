@@ -120,9 +120,8 @@ def _close_cache(whole: str, folder: str) -> None:
         return
     opened = open_own(whole)
     try:
-        close_to_others(opened)
-    except OSError:
-        return  # This file system has no modes.
+        if not close_to_others(opened):
+            return
     finally:
         os.close(opened)
     for path in locks:

@@ -12,6 +12,7 @@ from cpulaunch.system.files import folders
 from cpulaunch.system.files.folders import (
     GET_FLAGS,
     SET_FLAGS,
+    close_to_others,
     make_folder,
     open_own,
     path_exists,
@@ -357,3 +358,14 @@ def test_a_folder_of_a_user_without_a_number_is_not_an_own_one(strangers):
 
     in_container(use)
     assert [each.name for each in strangers.glob("*/*")] == ["keep"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc has folders with fixed modes")
+def test_a_folder_is_closed_to_others_where_its_mode_can_be_changed(tmp_path):
+    for path, mode, closed in ((tmp_path, 0o755, True), (tmp_path, 0o700, True), ("/proc/self", None, False)):
+        fd = os.open(path, os.O_RDONLY)
+        if mode is not None:
+            os.fchmod(fd, mode)
+        assert close_to_others(fd) == closed
+        assert (os.fstat(fd).st_mode & 0o77 == 0) == closed
+        os.close(fd)
