@@ -143,12 +143,21 @@ def _own_folder(parent: str, environ: Mapping[str, str]) -> str:
         check_space(parent)
         return make_events_directory(parent, [PLAIN_WORKER])
     except NoSpaceError:
-        folder = make_spare_folder(environ)
-        make_event_files(folder, [PLAIN_WORKER])
-        return folder
+        return _spare_folder(environ)
     except LaunchError as error:
         what = "cannot make a folder for the figures of a launch"
         raise LaunchError(what, value=parent, source=error.source, hint=LEAVE_FOLDERS) from None
+
+
+def _spare_folder(environ: Mapping[str, str]) -> str:
+    """A new folder elsewhere, with the file for metrics. Raises: LaunchError."""
+    folder = make_spare_folder(environ)
+    try:
+        make_event_files(folder, [PLAIN_WORKER])
+    except LaunchError:
+        remove_path(folder)
+        raise
+    return folder
 
 
 def plain_command(program: Program) -> tuple[str, ...]:

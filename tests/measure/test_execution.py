@@ -15,7 +15,7 @@ from cpulaunch.measure import execution
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
 from cpulaunch.measure.samples import MetricChoice, Side
-from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import Program
 from tests.launch.launching import alive, eventually
@@ -275,6 +275,17 @@ def test_where_the_folder_of_all_launches_is_full_a_launch_has_another_one(setup
     folder, failure = found.stdout.split()
     assert failure == "None"
     assert not os.path.exists(folder)
+
+
+def test_a_folder_elsewhere_that_becomes_full_is_removed(monkeypatch, tmp_path):
+    def fails(folder, workers):
+        raise NoSpaceError("no space left")
+
+    monkeypatch.setattr(execution, "make_event_files", fails)
+    tmp_path.chmod(0o700)
+    with pytest.raises(NoSpaceError):
+        execution._spare_folder({"TMPDIR": str(tmp_path)})
+    assert not list(tmp_path.iterdir())
 
 
 TRACED_BY_ITS_DAEMON = """

@@ -24,7 +24,7 @@ from cpulaunch.launch.ranks.files import ERROR_FILE, RankFiles, RunFolder, make_
 from cpulaunch.launch.ranks.port import PortReservation, check_address, check_port_free, port_holder
 from cpulaunch.launch.supervision.error_file import VARIABLE, copy_error_file, read_error
 from cpulaunch.launch.supervision.result import LaunchResult
-from cpulaunch.records.errors import NoSpaceError
+from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.files.folders import open_own
@@ -284,7 +284,13 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
             directory = make_events_directory(run.private, [spec.worker for spec in specs])
             specs = list(with_event_files(specs, directory))
             options = replace(options, watch=_watch(run, directory))
-        result = supervise(specs, open_rank_routing(run.plan, run.job, files), options)
+        try:
+            routing = open_rank_routing(run.plan, run.job, files)
+        except LaunchError:
+            if options.watch is not None:
+                options.watch.close()
+            raise
+        result = supervise(specs, routing, options)
         return _rank_result(run, result, files, restarts)
     finally:
         files.close()

@@ -127,12 +127,15 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: st
         return files
     name = os.path.basename(files.directory)
     remove_folder(name, folder=folder.fd)  # Of an attempt that lost its port, or what a rank has put there.
+    fd = None
     try:
         fd = make_folder(name, folder=folder.fd)
         for local_rank in range(ranks):
             os.close(make_folder(str(local_rank), folder=fd))
         errors = None if folder.secure or private is None else make_unique_directory(private, "errors-")
     except OSError as error:
+        if fd is not None:
+            os.close(fd)
         hint = LEAVE_FOLDERS if folder.private else LOG_HINT
         raise log_error(files.directory, error, hint=hint) from None
     return replace(files, fd=fd, errors=errors, ranks=ranks)

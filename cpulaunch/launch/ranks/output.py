@@ -96,6 +96,11 @@ class _AttemptOutput:
         self._files = files
         self._shown = frozenset(range(len(plan.workers))) if plan.launch.show is None else plan.launch.show
         self._terminal = open_terminal(plan, prefixed=False)
+        self._logs: list[Sink] = []
+        self._filtered: dict[int, Sink | None] = {}
+
+    def open_filtered(self) -> None:
+        """Effect: opens the files for lines of all ranks. Raises: LaunchError."""
         self._filtered = {stream: self._open_filtered(stream) for stream in (STDOUT, STDERR)}
 
     def stream_sinks(self, local_rank: int, stream: int) -> _StreamSinks:
@@ -128,15 +133,15 @@ class _AttemptOutput:
         """The sink of a new file in the directory of the attempt. Raises: LaunchError."""
         path = os.path.join(self._files.directory or "", name)
         try:
-            return Sink(self._files.open_log(name), name=path)
+            sink = Sink(self._files.open_log(name), name=path)
         except OSError as error:
             raise log_error(path, error) from None
+        self._logs.append(sink)
+        return sink
 
-    def all_sinks(self, ranks: Sequence[tuple[_StreamSinks, _StreamSinks]]) -> tuple[Sink, ...]:
+    def all_sinks(self) -> tuple[Sink, ...]:
         """Every sink, each once."""
-        filtered = [sink for sink in self._filtered.values() if sink is not None]
-        sinks = [self._terminal.out, self._terminal.err, *filtered]
-        sinks += [sink for streams in ranks for stream in streams for sink in stream.sinks]
+        sinks = (self._terminal.out, self._terminal.err, *self._logs)
         return tuple({id(sink): sink for sink in sinks}.values())
 
 
@@ -150,23 +155,28 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
     """The pipes and files of one attempt. Raises: LaunchError."""
     output = _AttemptOutput(plan, job, files)
     try:
-        inputs = worker_inputs(plan)
+        output.open_filtered()
         ranks = [
             (output.stream_sinks(worker.index, STDOUT), output.stream_sinks(worker.index, STDERR))
             for worker in plan.workers
         ]
+        inputs = worker_inputs(plan)
         metrics = open_metrics(plan)
         opened = [
             _open_pipes(*streams, stdin=stdin, metric=metric)
             for streams, metric, stdin in zip(ranks, metrics, inputs, strict=True)
         ]
+    except LaunchError:
+        for sink in output.all_sinks():  # The attempt may go on with other files.
+            sink.close()
+        raise
     except OSError as error:
         source = error.strerror
         raise LaunchError(
             "cannot open pipes for the ranks", value=len(plan.workers), source=source, hint="ulimit -n 4096"
         ) from None
     return OutputRouting(
-        sinks=output.all_sinks(ranks),
+        sinks=output.all_sinks(),
         stdio=tuple(stdio for stdio, _ in opened),
         streams=tuple(streams for _, streams in opened),
         logs=tuple(next((each.log.name for each in (err, out) if each.log is not None), None) for out, err in ranks),

@@ -3,16 +3,20 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from jobs import alive, text_of
 
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
-from cpulaunch.launch.ranks.files import RunFolder, make_rank_files
-from cpulaunch.launch.ranks.output import FilteredRoute
+from cpulaunch.launch.ranks.files import RankFiles, RunFolder, make_rank_files
+from cpulaunch.launch.ranks.output import FilteredRoute, open_rank_routing
+from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.plan import StreamsPlan
 from tests import json_output
 
+FDS = "/proc/self/fd"
 TWO = ("--nproc-per-node", "2")
 
 
@@ -197,3 +201,32 @@ def test_the_rest_of_a_long_line_that_another_rank_has_interrupted_is_written_to
     route.finish()
     sink.close()
     assert (tmp_path / "filtered").read_bytes().endswith(b"1: pear\n" + rest)
+
+
+needs_proc = pytest.mark.skipif(not os.path.exists(FDS), reason="descriptors are counted in /proc")
+
+
+@needs_proc
+def test_the_files_of_an_attempt_that_cannot_be_made_leave_no_descriptors(tmp_path):
+    folder = RunFolder(path=str(tmp_path), kept=True, fd=os.open(tmp_path, os.O_RDONLY), secure=False)
+    before = os.listdir(FDS)
+    with pytest.raises(LaunchError, match="log cannot be written"):
+        make_rank_files(folder, restarts=0, ranks=2, private=str(tmp_path / "missing"))
+    assert os.listdir(FDS) == before
+    os.close(folder.fd)
+
+
+@needs_proc
+@pytest.mark.parametrize("missing", ["filtered_stderr.log", "1/stdout.log"])
+def test_an_attempt_whose_logs_cannot_be_opened_leaves_no_descriptors(tmp_path, missing):
+    for name in ("0", "1", missing):
+        (tmp_path / name).mkdir(parents=True)  # In place of a log, it cannot be opened.
+    streams = StreamsPlan(redirects=(3, 3), tee=(3, 3), prefixes=("", ""), filters=(("a",), ("b",)))
+    workers = [SimpleNamespace(index=index) for index in range(2)]
+    plan = SimpleNamespace(workers=workers, launch=SimpleNamespace(show=None, stdin=None, reports_on_stdout=False))
+    files = RankFiles(str(tmp_path), fd=os.open(tmp_path, os.O_RDONLY))
+    before = os.listdir(FDS)
+    with pytest.raises(LaunchError, match="log cannot be written"):
+        open_rank_routing(plan, SimpleNamespace(streams=streams), files)
+    assert os.listdir(FDS) == before
+    files.close()
