@@ -162,24 +162,44 @@ def _listeners(port: int) -> dict[str, int]:
     return found
 
 
-def _listening_process(sockets: Mapping[str, int]) -> str | None:
-    """The id of a process that has one of these sockets; None if none is found in SEARCH_SECONDS."""
+def _listening_process(sockets: Mapping[str, int]) -> int | None:
+    """The id of a process that has one of these sockets; None if none is found in SEARCH_SECONDS.
+
+    The latest processes of the sockets' users come first: older ones may have any number of descriptors. Of a server
+    and what it has forked, it is the server.
+    """
+    if not sockets:
+        return None
+    from cpulaunch.system.process_state import PARENT, process_ids, stat_field  # Few launches need it.
+
     deadline = time.monotonic() + SEARCH_SECONDS
-    pids = filter(str.isdigit, os.listdir("/proc")) if sockets else ()
+    pids = sorted(process_ids(os.listdir("/proc")), reverse=True)
     for pid in sorted(pids, key=lambda pid: _owner(pid) not in sockets.values()):
-        try:
-            with os.scandir(f"/proc/{pid}/fd") as descriptors:
-                for each in descriptors:
-                    if time.monotonic() > deadline:
-                        return None
-                    if _target(each.path) in sockets:
-                        return pid
-        except OSError:
-            continue  # It has ended, or is another user's.
+        if time.monotonic() > deadline:
+            break
+        if not _has_one_of(pid, sockets, deadline):
+            continue
+        while (parent := stat_field(pid, PARENT)) and _has_one_of(parent, sockets, deadline):
+            pid = parent
+        return pid
     return None
 
 
-def _owner(pid: str) -> int | None:
+def _has_one_of(pid: int, sockets: Mapping[str, int], deadline: float) -> bool:
+    """Whether the process has one of these sockets; False if it is not found until the deadline."""
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as descriptors:
+            for each in descriptors:
+                if time.monotonic() > deadline:
+                    return False
+                if _target(each.path) in sockets:
+                    return True
+    except OSError:
+        return False  # It has ended, or is another user's.
+    return False
+
+
+def _owner(pid: int) -> int | None:
     try:
         return os.stat(f"/proc/{pid}").st_uid
     except OSError:

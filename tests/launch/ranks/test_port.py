@@ -98,6 +98,28 @@ def test_the_search_for_a_holder_ends_in_time_and_needs_no_psutil(monkeypatch):
         assert port_holder(number) is None
 
 
+FORKS = """
+import os, socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    print(server.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil searches")
+def test_the_latest_processes_are_asked_first_and_a_server_is_named_rather_than_what_it_forked(monkeypatch):
+    asked = []
+    has_one = ports._has_one_of
+    monkeypatch.setattr(ports, "SEARCH_SECONDS", 300.0)
+    monkeypatch.setattr(ports, "_has_one_of", lambda pid, *rest: asked.append(pid) or has_one(pid, *rest))
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert port_holder(int(process.stdout.readline())).endswith(f"(pid {process.pid})")
+        process.stdin.close()
+    assert asked[-2:] == [process.pid, os.getpid()]
+    assert asked[:-2] == sorted(asked[:-2], reverse=True)
+
+
 def test_a_port_that_no_process_listens_on_has_no_holder():
     with PortReservation(None) as held:
         assert port_holder(held.port) is None
