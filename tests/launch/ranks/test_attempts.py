@@ -139,7 +139,8 @@ def test_the_launchs_error_file_has_the_exception_of_ranks_that_were_restarted_e
     done = full(record, "nr_inodes=200", TORCHELASTIC_ERROR_FILE=str(error))
     assert done.returncode == 5, done.stderr
     assert "a failure elsewhere" in error.read_text()
-    assert not Path(text_of(launch.folder / "later.1")).parent.parent.parent.exists()
+    [place, *_] = launch.folder.glob("later.*")  # The other rank may have been ended before.
+    assert not Path(text_of(place)).parent.parent.parent.exists()
 
 
 def test_attempts_run_out(launch):
