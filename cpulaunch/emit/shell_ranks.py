@@ -34,10 +34,14 @@ decide() {  # argument: the exit code of the script, unless an earlier failure o
     is_own 2>/dev/null && (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
-stop() {  # argument: exit code, unless a rank has ended the job
-    [ -n "$launch_ended" ] || launch_stopped=${launch_stopped:-$1}
+stop() {  # argument: exit code, unless a rank or a signal has ended the job
+    launch_stopped=${launch_stopped:-$1}
     decide "$1"
     kill $launch_pids 2>/dev/null
+}
+
+end() {  # remembers the code of the rank that ended the job, as a program may clear the folder of its file
+    is_own 2>/dev/null && read -r launch_stopped <"$launch_dir/first"
 }
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
@@ -53,7 +57,7 @@ rank() {  # argument: the worker's function; starts nothing once the job has end
 }
 
 is_own() {  # whether the folder is the script's: others may have put one, or a link, in its place
-    [ ! -L "$launch_dir" ] && [ -O "$launch_dir" ] && return
+    [ ! -L "$launch_dir" ] && [ -O "$launch_dir" ] && return 0  # In a trap of bash, return alone is of what was before.
     echo "$launch_dir is gone or another user's: set TMPDIR to a folder that only you can write" >&2
     return 1
 }
@@ -67,12 +71,12 @@ clean() {  # removes no more than is known; a rank may yet make a file
 }
 
 launch_script=$$
-launch_pids= launch_stopped= launch_ended=
+launch_pids= launch_stopped=
 launch_dir=$(mktemp -d) && is_own || exit 125
 trap 'launch_signal=1; stop 129' HUP
 trap 'launch_signal=1; stop 130' INT
 trap 'launch_signal=1; stop 143' TERM
-trap 'launch_signal=1 launch_ended=1; kill $launch_pids 2>/dev/null' USR1
+trap 'launch_signal=1; end; kill $launch_pids 2>/dev/null' USR1
 
 """
 _WAIT = """
@@ -114,8 +118,8 @@ if [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; then  # It was removed, as 
 elif is_own; then
     launch_status=0
     [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
-    case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac
 fi
+case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac
 clean
 exit "$launch_status"
 """

@@ -132,7 +132,7 @@ def test_a_killed_launch_leaves_no_directory(watched, launcher, runs, killed):
 
 
 def test_descriptors_that_run_out_leave_no_directory(watched, launcher):
-    inherited = "".join(f"exec {number}</dev/null; " for number in range(10, 34))
+    inherited = "".join(f"exec {number}</dev/null; " for number in range(10, 32))
     program = f'for n in $(seq 3 9); do eval "exec $n</dev/null"; done; {inherited} ulimit -n 40; exec "$@"'
     outcome = watched.run(["/bin/true"], prefix=["/bin/bash", "-c", program, "bash"])
     assert outcome.code == 125

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
+from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
@@ -175,6 +176,9 @@ def _unique_path(parent: str, prefix: str) -> str:
 
 
 def _directory_error(error: OSError) -> LaunchError:
+    shortage = fd_shortage_error(error)
+    if isinstance(shortage, LaunchError):
+        return shortage
     kind = NoSpaceError if is_full(error) else LaunchError
     return kind(
         "cannot create the files of this run",

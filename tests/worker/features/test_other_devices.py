@@ -62,9 +62,10 @@ def test_an_error_of_dtypes_on_a_gpu_is_the_programs(monkeypatch) -> None:
     modes = CallModes(TorchSettings(precision="bf16", level_precision=True), fails, type("State", (), {})())
     modes._state.unwrapped = False
     move_to_a_gpu(monkeypatch)
+    module = nn.Linear(4, 4).eval()
     with pytest.raises(RuntimeError, match="mat1"):
-        modes.run("plain", nn.Linear(4, 4).eval(), (torch.randn(2, 4, dtype=torch.half),), {})
-    assert not modes._only
+        modes.run("plain", module, (torch.randn(2, 4, dtype=torch.half),), {})
+    assert modes._only(module) is None
 
 
 ALL = TorchSettings(graph="onednn", weights="fp32", channels_last=True)

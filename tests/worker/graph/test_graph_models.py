@@ -65,7 +65,7 @@ def test_bert_with_a_configuration_that_changes(plugin: Plugin) -> None:
     ids = torch.randint(0, 100, (2, 10))
     mask = torch.ones(2, 10, dtype=torch.long)
     mask[1, 6:] = 0
-    for wanted in (False, True, False):
+    for wanted in (False, True, False, True, False):
         model.config.output_hidden_states = wanted
         for arguments in ({"input_ids": ids}, {"input_ids": ids, "attention_mask": mask}):
             result, expected = model(**arguments), plugin.eager(model, **arguments)
