@@ -482,12 +482,11 @@ static enum outcome announce(struct group *group, struct operation *operation) {
 }
 
 enum phase { ANNOUNCE, MEET, REDUCED };
-#define PIECES_AT_ONCE 64 /* between two looks at the clock: where no rank is late, none sleeps until a signal comes */
 
 /* Runs the operation, whose phase is 0, or continues it after INTERRUPTED. */
 int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
     enum outcome outcome = DONE;
-    uint64_t end = now() + group->poll_nanoseconds; /* Python may run handlers then */
+    uint64_t end = now() + group->poll_nanoseconds; /* then Python may run handlers: without late ranks, none sleeps */
     do {
         if (operation->phase == ANNOUNCE) {
             if ((outcome = announce(group, operation)) != DONE)
@@ -513,7 +512,7 @@ int cpulaunch_ccl_run(struct group *group, struct operation *operation) {
         }
         operation->done += step_bytes(group, operation);
         operation->phase = ANNOUNCE;
-    } while (operation->done < operation->bytes && (group->piece % PIECES_AT_ONCE != 0 || now() < end));
+    } while (operation->done < operation->bytes && now() < end);
     return operation->done < operation->bytes ? INTERRUPTED : DONE;
 }
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.graph.dynamo import hide_from_dynamo
 from cpulaunch.worker.reporting.events import text_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -58,8 +59,6 @@ class Precision:
         if not torch.amp.is_autocast_available(device):
             return Mode(low=False, widen=False)
         if torch.is_autocast_enabled(device):
-            if torch.is_grad_enabled():
-                _trained_by.add("program")
             dtype = torch.get_autocast_dtype(device)
             if not cache:
                 contexts.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=False))
@@ -128,6 +127,8 @@ _autocast = _Autocast()
 _graph_task = torch._C._current_graph_task_id
 _trained_by: set[str] = set()
 """Who has entered autocast for training so far: Precision, or the program itself."""
+MAX_LAYERS = 16
+"""Decorators of one function that are looked into."""
 _functions: list[Any] = []
 """torch's own Function.apply, once it is replaced."""
 
@@ -145,28 +146,68 @@ def keep_functions_in_fp32() -> None:
 
     @wraps(plain.__func__)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_in_own_autocast() or not _is_to_be_in_fp32(cls):
+        if not _is_in_own_autocast() or not _is_to_be_in_fp32(cls, args):
             return plain.__func__(cls, *args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            return plain.__func__(cls, *map(_float, args), **{name: _float(value) for name, value in kwargs.items()})
+            return plain.__func__(
+                cls, *map(_float, args), **dict(zip(kwargs, map(_float, kwargs.values()), strict=True))
+            )
 
+    for function in (apply, _is_in_own_autocast, _is_to_be_in_fp32, _float):
+        hide_from_dynamo(function)
     torch.autograd.Function.apply = classmethod(apply)
 
 
-def _is_to_be_in_fp32(kind: Any) -> bool:
-    """Whether an operator is the program's, does not say what types it takes, and does not write to its arguments."""
-    code = getattr(kind.forward, "__code__", None)
-    if code is None or code.co_name == "decorate_fwd" or kind.__module__.startswith("torch."):
+def _is_to_be_in_fp32(kind: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operator is the program's, does not say what types it takes, and does not write to its arguments.
+
+    One that is given modules or functions runs them, as a checkpoint does.
+    """
+    if not (torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")) or any(map(callable, args)):
         return False
-    writes = "mark_dirty" in (*code.co_names, *getattr(getattr(kind.setup_context, "__code__", None), "co_names", ()))
-    return not writes and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+    layers = _layers(kind.forward)
+    if any(map(_says_its_types, layers)):
+        return False
+    if str(kind.__module__).startswith("torch."):  # Source: torch/_library/autograd.py, of torch.library.custom_op.
+        operator = _cells(layers[0]).get("op") if kind.__module__ == "torch._library.autograd" else None
+        return operator is not None and not operator._schema.is_mutable
+    codes = [getattr(each, "__code__", None) for each in (*layers, *_layers(kind.setup_context))]
+    return codes[0] is not None and not any("mark_dirty" in each.co_names for each in codes if each is not None)
+
+
+def _layers(function: Any) -> list[Any]:
+    """A function, and those that it wraps."""
+    layers = [function]
+    while (inner := getattr(layers[-1], "__wrapped__", None)) is not None and len(layers) < MAX_LAYERS:
+        layers.append(inner)
+    return layers
+
+
+def _says_its_types(function: Any) -> bool:
+    """Whether this is torch.amp.custom_fwd for the CPU: those for other devices do nothing there."""
+    is_made = getattr(getattr(function, "__code__", None), "co_name", "") == "decorate_fwd"
+    return is_made and _cells(function).get("device_type", "cpu") == "cpu"
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """The variables of a function that outer functions have."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    with suppress(ValueError):  # One has no value yet.
+        return dict(
+            zip(names, [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()], strict=False)
+        )
+    return {}
 
 
 def _is_in_own_autocast() -> bool:
     """Whether Precision has entered the autocast of this thread; in a backward pass, in which a checkpoint enters that
-    of its forward pass again, whether Precision alone has for training.
+    of its forward pass again, whether operators have run in no other for training.
     """
-    return _autocast.is_own or (_graph_task() != -1 and _trained_by == {"Precision"})
+    if _autocast.is_own or _graph_task() != -1:
+        return _autocast.is_own or _trained_by == {"Precision"}
+    if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
+        _trained_by.add("program")
+    return False
 
 
 def _float(value: Any) -> Any:

@@ -63,9 +63,11 @@ class Presence:
 
     def look(self, now: float) -> None:
         """Effect: takes the wrapper away if it is time; called at plain calls that are looked at."""
-        if self._since is None:
+        since = self._since  # Read once, as another thread may leave meanwhile.
+        if since is None:
             self._passes, self._since, self._has_others = 0, now, False
-        elapsed = now - self._since
+            return
+        elapsed = now - since
         if elapsed < WINDOW_SECONDS:
             return
         is_costly = not self._has_others and self._passes * PASS_SECONDS > SHARE * elapsed

@@ -1,5 +1,6 @@
 """Backward passes that take one type only run in training with `--precision bf16`."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,42 @@ class SaysItsTypes(torch.autograd.Function):
         return gradients[0] * 2
 
 
+def plain_decorator(function: Any) -> Any:
+    @functools.wraps(function)
+    def decorated(*args: Any) -> Any:
+        return function(*args)
+
+    return decorated
+
+
+class InPlaceBelow(InPlace):
+    forward = staticmethod(plain_decorator(InPlace.forward))
+
+
+class ForGpus(Product):
+    """As of programs for GPUs, in which torch.cuda.amp.custom_fwd is usual."""
+
+    forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cuda"))
+    backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type="cuda"))
+
+
+@torch.library.custom_op("cpulaunch_tests::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t().to(x.dtype)
+
+
+product.register_autograd(
+    lambda ctx, gradient: (gradient.mm(ctx.saved_tensors[1]), gradient.t().mm(ctx.saved_tensors[0])),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
 ADJACENCY = torch.eye(SIZE).to_sparse()
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "function": lambda x, weight: Product.apply(x, weight),
+    "function for GPUs": lambda x, weight: ForGpus.apply(x, weight),
+    "custom operator": lambda x, weight: product(x, weight),
     "function in a checkpoint": lambda x, weight: checkpoint(Product.apply, x, weight, use_reentrant=False),
     "function in a reentrant checkpoint": lambda x, weight: checkpoint(Product.apply, x, weight, use_reentrant=True),
     "function of arguments": lambda x, weight: x + Product.apply(torch.ones(SIZE, SIZE), weight),
@@ -174,6 +207,7 @@ def test_operators_keep_bf16_that_say_so_or_write_to_arguments(tmp_path: Path) -
     assert types_seen(Numpy, tmp_path) == (torch.bfloat16, torch.float32)
     assert types_seen(SaysItsTypes, tmp_path) == (torch.bfloat16, torch.bfloat16)
     assert types_seen(InPlace, tmp_path) == (torch.bfloat16, torch.bfloat16)
+    assert types_seen(InPlaceBelow, tmp_path) == (torch.bfloat16, torch.bfloat16)
 
 
 def test_operators_in_the_programs_own_autocast_keep_its_types(tmp_path: Path) -> None:
@@ -181,6 +215,16 @@ def test_operators_in_the_programs_own_autocast_keep_its_types(tmp_path: Path) -
         model = Trained(lambda x, weight: Product.apply(x, weight.bfloat16()))
         with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             assert model(torch.randn(SIZE, SIZE)).dtype is torch.bfloat16
+
+
+def test_a_checkpoint_in_the_programs_own_autocast_computes_the_same_again(tmp_path: Path) -> None:
+    model = Trained(lambda x, weight: checkpoint(Product.apply, x, weight.bfloat16(), use_reentrant=False))
+    loss = nn.Sequential(nn.Linear(SIZE, 1))
+    with installed(tmp_path, TorchSettings(precision="bf16")), torch.enable_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            result = model(torch.randn(SIZE, SIZE))
+        loss(result.float()).sum().backward()
+    assert model.layer.weight.grad is not None
 
 
 def test_other_errors_of_a_backward_pass_reach_the_program_at_once(tmp_path: Path) -> None:
