@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _socket
 import errno
 import ipaddress
 import os
@@ -11,7 +12,7 @@ import stat
 import struct
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from functools import wraps
 from operator import index
@@ -49,8 +50,8 @@ LOOPBACK_INDEX = 1
 MAPPED = "::ffff:"
 ERROR_AT, STATE_AT, OWNER_AT = 16, 17, 80
 """Where an answer has its error, or else the socket's state, and its user and inode. Source: linux/inet_diag.h."""
-NEVER_TOLD = frozenset({errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EPERM, errno.EACCES, errno.ENOSYS})
-"""Errors of kernels and sandboxes that tell no owners. Others pass, and other users can bring some of them about."""
+TELLS_LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
+"""Errors that pass, some of which other users can bring about. All others are of kernels that never tell."""
 
 
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,20 +171,21 @@ def _is_socket(descriptor: int) -> bool:
 
 
 def _listens_at(descriptor: int, port: int) -> bool:
-    with suppress(OSError), _socket_of(descriptor) as found:
+    with suppress(OSError), closing(_socket_of(descriptor)) as found:
         listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         return bool(listens) and found.getsockname()[1:2] == (port,)  # The name of a Unix socket is a text.
     return False  # Another thread has closed it.
 
 
-def _socket_of(descriptor: int) -> socket.socket:
+def _socket_of(descriptor: int) -> _socket.socket:
     """A copy of a socket. Raises: OSError.
 
-    By itself Python would make it, and so the socket, a nonblocking one if the program has set a default timeout.
+    By itself Python would make it, and so the socket, a nonblocking one if the program has set a default timeout, as
+    would a class that the program has put in place of Python's.
     """
     copy = os.dup(descriptor)
     try:
-        return socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=copy)
+        return _socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=copy)
     except OSError:
         os.close(copy)
         raise
@@ -269,12 +271,12 @@ def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = No
             kernel.send(struct.pack("=IHHII", 16 + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + question)
             answer = kernel.recv(1 << 12, socket.MSG_DONTWAIT)
         _raise_error_of(answer)
-    except AttributeError:  # Not Linux.
+    except (AttributeError, ValueError):  # Not Linux, or the program has put another class in place of Python's.
         return None
     except OSError as error:
-        if error.errno == errno.ENOENT or error.errno in NEVER_TOLD:
-            return None
-        raise
+        if error.errno in TELLS_LATER:
+            raise
+        return None
     if answer[STATE_AT] != (ESTABLISHED if client else LISTEN):
         return None
     user, inode = struct.unpack_from("=II", answer, OWNER_AT)
@@ -292,7 +294,7 @@ def _clients_of(server: tuple[str, int]) -> dict[tuple[str, int], int]:
     """Address and port of each connection that this process has to a server, and its state."""
     found = {}
     for descriptor in _sockets():
-        with suppress(OSError), _socket_of(descriptor) as each:
+        with suppress(OSError), closing(_socket_of(descriptor)) as each:
             if each.family in (socket.AF_INET, socket.AF_INET6) and _place(each.getpeername()) == server:
                 state = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]  # An error if it is not of TCP.
                 found[_place(each.getsockname())] = state

@@ -85,7 +85,7 @@ def accepted():
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_client_connects_to_a_server_of_its_own_user(listen, address):
     _, port = listen("own", address=address)
-    on_loopback(connected)("127.0.0.1", port, timeout=SOON).close()
+    on_loopback(connected)("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize("timeout", [60.0, timedelta(seconds=60)])
@@ -257,7 +257,7 @@ def test_a_stranger_who_holds_all_ports_is_not_trusted(listen, monkeypatch):
 def test_where_all_ports_are_held_a_client_connects_to_its_own_user(listen, monkeypatch):
     _, port = listen("own")
     monkeypatch.setattr(loopback_store, "loopback_listener", no_port)
-    on_loopback(connected)("127.0.0.1", port, timeout=SOON).close()
+    on_loopback(connected)("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])

@@ -188,6 +188,8 @@ def _run_attempts(run: _RankRun, link: GuardLink, spares: list[str]) -> tuple[La
     while True:
         with PortReservation(run.job.master_port) as reservation:
             try:
+                if attempts.restarts and run.private is not None:
+                    check_space(run.private)
                 result = _run_attempt(run, options, port=reservation.port, restarts=attempts.restarts)
             except NoSpaceError:
                 if run.private is None:
@@ -270,8 +272,6 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
     from cpulaunch.launch.ranks.output import open_rank_routing
     from cpulaunch.launch.supervision.supervise import supervise
 
-    if restarts and run.private is not None:
-        check_space(run.private)
     files = make_rank_files(run.folder, restarts=restarts, ranks=len(run.specs), private=run.private)
     try:
         shared = {

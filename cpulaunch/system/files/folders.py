@@ -62,6 +62,10 @@ def open_own(name: str, *, folder: int | None = None) -> int:
     return fd
 
 
+NO_MODES = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Of file systems whose modes are fixed, or that have none."""
+
+
 def close_to_others(folder: int) -> bool:
     """Whether only its owner can enter the opened folder. Raises: OSError.
 
@@ -70,7 +74,9 @@ def close_to_others(folder: int) -> bool:
     if os.fstat(folder).st_mode & FOR_OTHERS:
         try:
             os.fchmod(folder, 0o700)
-        except PermissionError:
+        except OSError as error:
+            if error.errno not in NO_MODES:
+                raise
             return False
     return True
 

@@ -143,7 +143,7 @@ def _is_held(path: str) -> bool:
     except OSError as error:
         return error.errno != errno.ENOENT
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Other ranks look at the same time.
     except OSError:
         return True
     finally:
