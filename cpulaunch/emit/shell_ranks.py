@@ -40,8 +40,8 @@ stop() {  # argument: exit code, unless a rank or a signal has ended the job
     kill $launch_pids 2>/dev/null
 }
 
-end() {  # remembers the code of the rank that ended the job, as a program may clear the folder of its file
-    is_own 2>/dev/null && read -r launch_stopped <"$launch_dir/first"
+remember() {  # the code of the rank that ended the job, as a program may remove the file
+    is_own 2>/dev/null && [ -f "$launch_dir/first" ] && read -r launch_stopped 2>/dev/null <"$launch_dir/first"
 }
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
@@ -76,7 +76,7 @@ launch_dir=$(mktemp -d) && is_own || exit 125
 trap 'launch_signal=1; stop 129' HUP
 trap 'launch_signal=1; stop 130' INT
 trap 'launch_signal=1; stop 143' TERM
-trap 'launch_signal=1; end; kill $launch_pids 2>/dev/null' USR1
+trap 'launch_signal=1; remember; kill $launch_pids 2>/dev/null' USR1
 
 """
 _WAIT = """
@@ -113,10 +113,8 @@ for pid in $launch_pids; do
 done
 echo over >&9
 launch_status=125
-if [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; then  # It was removed, as by a program that clears TMPDIR.
+if { [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; } || is_own; then  # Or a program that clears TMPDIR removed it.
     launch_status=${launch_stopped:-$launch_failed}
-elif is_own; then
-    launch_status=0
     [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
 fi
 case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac

@@ -272,6 +272,35 @@ def test_a_failure_decides_the_code_also_before_a_signal(path: str, tmp_path: Pa
         assert running.wait(30) == 3
 
 
+REMOVING = f"""{PIPE_OF_SCRIPT}
+def remove_files(*_):
+    for folder, _, names in os.walk(FOLDER):
+        for name in names:
+            os.remove(os.path.join(folder, name))
+    sys.exit(0)
+
+if os.environ["RANK"] == "0":
+    wait_for_the_script()
+    while not os.path.exists(FOLDER + "/../ready"):
+        time.sleep(0.01)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, remove_files)
+open(FOLDER + "/../ready", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_a_failure_is_one_where_a_program_has_removed_the_scripts_files(path: str, tmp_path: Path, shell: str) -> None:
+    program = shutil.which(shell)
+    assert program is not None
+    (tmp_path / "tmp").mkdir()
+    code = REMOVING.replace("FOLDER", repr(str(tmp_path / "tmp")))
+    done = run(script("--nproc-per-node 2 --master-port 4321", code), path, program, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode == 3
+
+
 EXCHANGE_LATER = """
 import os, sys
 pid = os.fork()

@@ -65,11 +65,12 @@ class Precision:
             return Mode(low=dtype in LOW, widen=False)
         if self.dtype is None or is_low(module) or (self._cpu_only and device != "cpu"):
             return Mode(low=False, widen=False)
-        if device == "cpu" and torch.is_grad_enabled():
-            allow_backward()
+        if device == "cpu":
+            if torch.is_grad_enabled():
+                allow_backward()
+                _trained_by.add("Precision")
             contexts.callback(setattr, _autocast, "is_own", _autocast.is_own)
             _autocast.is_own = True
-            _trained_by.add("Precision")
         contexts.enter_context(torch.autocast(device, dtype=self.dtype, cache_enabled=cache))
         return Mode(low=True, widen=True)
 
