@@ -221,6 +221,7 @@ def _wait_for_server(server: tuple[str, int], trusted: frozenset[int], seconds: 
         if silent and owner is not None and waited >= SILENT_SECONDS:
             silent = False
             _say(f"uid {owner} listens at {server[0]}, port {server[1]}; waiting for rank 0 of this user or root")
+        # The kernel announces no listeners of other processes.
         time.sleep(min(max(POLL_SECONDS, waited * POLL_SHARE), LONGEST_POLL_SECONDS))
 
 
@@ -234,7 +235,7 @@ def _is_trusted(server: tuple[str, int], client: tuple[str, int], trusted: froze
     while (owner := owner_of_server(server, client)) is None:
         if _clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
             return False
-        time.sleep(POLL_SECONDS)  # torch's clients did not always wait for an answer.
+        time.sleep(POLL_SECONDS)  # The kernel does not announce when the server accepts a connection.
     return owner in trusted
 
 

@@ -205,7 +205,7 @@ def has_opened_its_pipe(pid):
 
 def wait_for_the_script():
     while not has_opened_its_pipe(os.getppid()):
-        time.sleep(0.01)  # It announces nothing.
+        time.sleep(0.01)  # The script announces nothing when it has opened its pipe.
 """
 CLEARING = f"""{PIPE_OF_SCRIPT}
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -240,21 +240,28 @@ def test_a_signal_decides_the_code_also_where_the_folder_was_cleared(path: str, 
 
 
 FAILING = f"""{PIPE_OF_SCRIPT}
-def clear(*_):
+def end(*_):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    print("cleared", flush=True)
+    AT_END
 
 if os.environ["RANK"] == "0":
     wait_for_the_script()
     while not os.path.exists(FOLDER + "/../ready"):
-        time.sleep(0.01)
+        time.sleep(0.01)  # Until the other rank, a process of its own, has its handler.
     sys.exit(3)
-signal.signal(signal.SIGTERM, clear)
+signal.signal(signal.SIGTERM, end)
 open(FOLDER + "/../ready", "w").close()
 while True:
     signal.pause()
 """
+CLEAR = 'shutil.rmtree(FOLDER, ignore_errors=True); print("cleared", flush=True)'
+REMOVE_FILES = "[os.remove(os.path.join(at, name)) for at, _, names in os.walk(FOLDER) for name in names]; sys.exit(0)"
+
+
+def failing(at_end: str, folder: Path) -> str:
+    """The script of two ranks, of which the first fails and the other runs `at_end` when it is told to end."""
+    code = FAILING.replace("AT_END", at_end).replace("FOLDER", repr(str(folder)))
+    return script("--nproc-per-node 2 --master-port 4321", code)
 
 
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
@@ -262,8 +269,7 @@ def test_a_failure_decides_the_code_also_before_a_signal(path: str, tmp_path: Pa
     program = shutil.which(shell)
     assert program is not None
     (tmp_path / "tmp").mkdir()
-    code = FAILING.replace("FOLDER", repr(str(tmp_path / "tmp")))
-    text = script("--nproc-per-node 2 --master-port 4321", code)
+    text = failing(CLEAR, tmp_path / "tmp")
     environ = {"PATH": path, "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen([program, "-c", text], env=environ, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -272,32 +278,12 @@ def test_a_failure_decides_the_code_also_before_a_signal(path: str, tmp_path: Pa
         assert running.wait(30) == 3
 
 
-REMOVING = f"""{PIPE_OF_SCRIPT}
-def remove_files(*_):
-    for folder, _, names in os.walk(FOLDER):
-        for name in names:
-            os.remove(os.path.join(folder, name))
-    sys.exit(0)
-
-if os.environ["RANK"] == "0":
-    wait_for_the_script()
-    while not os.path.exists(FOLDER + "/../ready"):
-        time.sleep(0.01)
-    sys.exit(3)
-signal.signal(signal.SIGTERM, remove_files)
-open(FOLDER + "/../ready", "w").close()
-while True:
-    signal.pause()
-"""
-
-
 @pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
 def test_a_failure_is_one_where_a_program_has_removed_the_scripts_files(path: str, tmp_path: Path, shell: str) -> None:
     program = shutil.which(shell)
     assert program is not None
     (tmp_path / "tmp").mkdir()
-    code = REMOVING.replace("FOLDER", repr(str(tmp_path / "tmp")))
-    done = run(script("--nproc-per-node 2 --master-port 4321", code), path, program, TMPDIR=str(tmp_path / "tmp"))
+    done = run(failing(REMOVE_FILES, tmp_path / "tmp"), path, program, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 3
 
 

@@ -32,22 +32,20 @@ class Product(torch.autograd.Function):
         return gradients[0].mm(weight), gradients[0].t().mm(x)
 
 
-class Failing(torch.autograd.Function):
+class Doubling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         return x * 2
 
+
+class Failing(Doubling):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         Trained.failures += 1
         raise RuntimeError("no gradient")
 
 
-class Numpy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
+class Numpy(Doubling):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         return torch.from_numpy(gradients[0].numpy() * 2)

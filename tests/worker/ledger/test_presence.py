@@ -199,7 +199,7 @@ OWN = """
     wait_until(False)
     own = lambda self, *args: plain(self, *args)
     nn.Module.__call__ = own
-    time.sleep(6)  # Longer than the absence.
+    assert tried.wait(60)
     assert nn.Module.__call__ is own
     nn.Module.__call__ = plain
     wait_until(True)
@@ -229,6 +229,12 @@ def counted(self):
     presence.Presence.stayed += 1
     stay(self)
 presence.Presence.stay = counted
+tried, come_back = threading.Event(), presence.Presence.come_back
+def counted_return(self):
+    is_there = come_back(self)
+    tried.set()
+    return is_there
+presence.Presence.come_back = counted_return
 """
 
 
