@@ -41,7 +41,8 @@ stop() {  # argument: exit code, unless a rank or a signal has ended the job
 }
 
 remember() {  # the code of the rank that ended the job, as a program may remove the file
-    is_own 2>/dev/null && [ -f "$launch_dir/first" ] && read -r launch_stopped 2>/dev/null <"$launch_dir/first"
+    is_own 2>/dev/null && [ -f "$launch_dir/first" ] && [ -s "$launch_dir/first" ] || return 0
+    read -r launch_stopped 2>/dev/null <"$launch_dir/first"
 }
 
 rank() {  # argument: the worker's function; starts nothing once the job has ended, and loses no signal meanwhile
@@ -113,9 +114,9 @@ for pid in $launch_pids; do
 done
 echo over >&9
 launch_status=125
-if { [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; } || is_own; then  # Or a program that clears TMPDIR removed it.
+if { [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; } || is_own; then  # A program that clears TMPDIR removes it.
     launch_status=${launch_stopped:-$launch_failed}
-    [ ! -e "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
+    [ ! -s "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"  # Empty: there was no space.
 fi
 case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac
 clean

@@ -330,6 +330,12 @@ def test_what_is_no_exit_code_is_a_failure(path: str, tmp_path: Path, written: s
     assert run(script("--nproc-per-node 1", code), path, TMPDIR=str(tmp_path / "tmp")).returncode == 1
 
 
+def test_a_failure_is_one_where_there_was_no_space_for_its_code(path: str, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    code = f"import glob, sys; open(glob.glob({str(tmp_path)!r} + '/tmp/*')[0] + '/first', 'w'); sys.exit(3)"
+    assert run(script("--nproc-per-node 1", code), path, TMPDIR=str(tmp_path / "tmp")).returncode == 3
+
+
 KILLED = "import os; os.kill(os.getpid(), 9)"
 
 

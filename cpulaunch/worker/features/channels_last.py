@@ -28,6 +28,7 @@ from cpulaunch.worker.tensors import mutation
 from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
 from cpulaunch.worker.tensors.pytree import contiguous, tensors_of
+from cpulaunch.worker.tensors.references import ByIdentity
 
 DRAIN_SECONDS = 10.0
 """So long threads wait for the end of others' calls, which may themselves wait for theirs."""
@@ -49,15 +50,12 @@ class ChannelsLast:
         self._measured = measured
         watch_hooks(self._hooked)
         watch_views(self._viewed)
-        self._trials: weakref.WeakKeyDictionary[nn.Module, LayoutTrial] = weakref.WeakKeyDictionary()
+        self._trials: ByIdentity[LayoutTrial] = ByIdentity()
 
     def trial(self, module: nn.Module) -> LayoutTrial | None:
         """The trial that the calls of the module are part of; None if it stays, or is again, in its own layout."""
         free_left_memory()
-        try:
-            trial = self._trials.get(module)
-        except TypeError:  # A class may compare its modules by value, so that they cannot be keys.
-            return None
+        trial = self._trials.get(module)
         if trial is None:
             trial = LayoutTrial(self._settings, self, measured=self._measured)
             trial.has_ended = not _can_convert(module)
@@ -69,10 +67,8 @@ class ChannelsLast:
 
     def guards(self, module: nn.Module) -> bool:
         """Whether calls of the module may run with converted weights, so that each of their results is looked at."""
-        with suppress(TypeError):
-            trial = self._trials.get(module)
-            return trial is not None and (trial.is_converted or trial.is_left or trial.shares)
-        return False
+        trial = self._trials.get(module)
+        return trial is not None and (trial.is_converted or trial.is_left or trial.shares)
 
     def others(self, module: nn.Module) -> list[tuple[nn.Module, LayoutTrial]]:
         """The modules with a trial that have weights of this one: parts of it that the program calls by themselves, or
@@ -82,7 +78,7 @@ class ChannelsLast:
             ids = set(map(id, _weights(module)))
             if not ids:
                 return []
-            others = [each for each in list(self._trials.items()) if each[0] is not module]
+            others = [each for each in self._trials.items() if each[0] is not module]
             return [each for each in others if not ids.isdisjoint(map(id, _weights(each[0])))]
         return []
 
@@ -94,13 +90,13 @@ class ChannelsLast:
 
     def _hooked(self, part: nn.Module | None) -> None:
         """Effect: models with this part (None: all) get their layout back: a hook sees what is inside of them."""
-        for module, trial in list(self._trials.items()):
+        for module, trial in self._trials.items():
             if trial.is_converted and (part is None or any(each is part for each in parts_of(module))):
                 trial.withdraw(module)
 
     def _viewed(self, parameter: Tensor) -> None:
         """Effect: the model of this parameter gets its layout back: the program views it as contiguous."""
-        for module, trial in list(self._trials.items()):
+        for module, trial in self._trials.items():
             if (trial.is_converted or trial.is_left) and any(weight is parameter for weight in _weights(module)):
                 trial.withdraw(module, is_viewed=True)
 

@@ -8,7 +8,6 @@ change of its weights or hooks, or an exception, the model runs without ipex aga
 from __future__ import annotations
 
 import threading
-import weakref
 from functools import wraps
 from importlib import import_module, metadata
 
@@ -18,6 +17,7 @@ from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.reporting.degradation import degraded
 from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.tensors.references import ByIdentity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class _Models:
         self._plain = plain
         self._thread_state = _ThreadState()
         self._lock = threading.Lock()
-        self._seen: weakref.WeakKeyDictionary[Any, Optimized | None] = weakref.WeakKeyDictionary()
+        self._seen: ByIdentity[Optimized | None] = ByIdentity()
 
     def intercept(self) -> Callable[..., Any]:
         """The replacement for torch.nn.Module.__call__."""

@@ -66,8 +66,8 @@ class Precision:
         if self.dtype is None or is_low(module) or (self._cpu_only and device != "cpu"):
             return Mode(low=False, widen=False)
         if device == "cpu":
+            allow_backward()  # The module may enable gradients itself.
             if torch.is_grad_enabled():
-                allow_backward()
                 _trained_by.add("Precision")
             contexts.callback(setattr, _autocast, "is_own", _autocast.is_own)
             _autocast.is_own = True
@@ -204,11 +204,11 @@ def _is_in_own_autocast() -> bool:
     """Whether Precision has entered the autocast of this thread; in a backward pass, in which a checkpoint enters that
     of its forward pass again, whether operators have run in no other for training.
     """
-    if _autocast.is_own or _graph_task() != -1:
+    if _graph_task() != -1:
         return _autocast.is_own or _trained_by == {"Precision"}
-    if torch.is_autocast_enabled("cpu") and torch.is_grad_enabled():
-        _trained_by.add("program")
-    return False
+    if torch.is_grad_enabled() and (_autocast.is_own or torch.is_autocast_enabled("cpu")):
+        _trained_by.add("Precision" if _autocast.is_own else "program")
+    return _autocast.is_own
 
 
 def _float(value: Any) -> Any:
@@ -280,7 +280,7 @@ def may_be_of_low_dtype(error: Exception) -> bool:
     return isinstance(error, AssertionError) or any(word in text for word in DTYPE_WORDS)
 
 
-COMPUTED = ("LOAD_GLOBAL", "LOAD_DEREF", "BINARY_SUBSCR", "BINARY_SLICE")
+COMPUTED = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR", "BINARY_SLICE")
 """Instructions that read other things than arguments, or what `forward` may have put into them."""
 
 
@@ -299,7 +299,7 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
         return False
     arguments = set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
     instructions = list(dis.get_instructions(code))
-    assigned = {each.argval for each in instructions if each.opname.startswith("STORE")}
+    assigned = {name for each in instructions if each.opname.startswith("STORE") for name in _names(each)}
     failed = next(each for each in instructions if each.offset == trace.tb_lasti)
     if failed.opname != "RAISE_VARARGS" or failed.positions is None or failed.positions.lineno is None:
         return False
@@ -311,10 +311,14 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
             return True
         if "CALL" in each.opname or each.opname in COMPUTED or each.argrepr in ("@", "[]"):
             return False
-        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
-        if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(names):
+        if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(_names(each)):
             return False
     return False
+
+
+def _names(instruction: dis.Instruction) -> tuple[str, ...]:
+    """The variables of an instruction; from Python 3.13 on it may have two."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
 
 
 def widened(value: Any) -> Any:
@@ -359,8 +363,9 @@ def _is_strided(tensor: Tensor) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor as fp32; what is expanded stays so."""
-    if not _is_strided(tensor) or 0 not in tensor.stride():
-        return tensor.float()
-    once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
-    return tensor[once].float().expand(tensor.shape)
+    """The tensor as fp32; what is expanded stays so. It has a gradient if that one has, without gradients too."""
+    with torch.set_grad_enabled(tensor.requires_grad):
+        if not _is_strided(tensor) or 0 not in tensor.stride():
+            return tensor.float()
+        once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
+        return tensor[once].float().expand(tensor.shape)

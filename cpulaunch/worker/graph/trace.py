@@ -32,6 +32,7 @@ from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.owners import own_view
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten
+from cpulaunch.worker.tensors.references import allow_swaps
 
 
 class RefusedError(Exception):
@@ -116,6 +117,7 @@ def trace_call(
         finally:
             _drop_weak_references(recorder.graph)
             recorder.release()
+            allow_swaps()
 
 
 def _drop_weak_references(graph: torch.fx.GraphModule | None) -> None:

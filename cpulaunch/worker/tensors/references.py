@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -32,7 +33,7 @@ def _end(key: int) -> None:
 
 
 def allow_swaps() -> None:
-    """Effect: torch.utils.swap_tensors, which refuses tensors with weak references, drops those of `at_end` first.
+    """Effect: torch.utils.swap_tensors, which refuses tensors with weak references, drops those of the plugin first.
 
     Modules call it in `to` and `load_state_dict` under torch.__future__.set_swap_module_params_on_conversion(True).
     """
@@ -45,6 +46,8 @@ def allow_swaps() -> None:
     def swap_tensors(t1: Any, t2: Any) -> None:
         _end(id(t1))
         _end(id(t2))
+        if weakref.getweakrefs(t1) or weakref.getweakrefs(t2):
+            gc.collect()  # What traced a graph refers to them from cycles.
         plain(t1, t2)
 
     torch.utils.swap_tensors = swap_tensors
@@ -73,6 +76,16 @@ class ByIdentity(Generic[Value]):
         entry = entries.get(number)
         reference = weakref.ref(key, lambda _: entries.pop(number, None)) if entry is None else entry[0]
         entries[number] = (reference, value)
+
+    def setdefault(self, key: object, value: Value) -> Value:
+        """What is known of the object, which is `value` if nothing is. Another thread may call this at the same time."""
+        number, entries = id(key), self._entries
+        return entries.setdefault(number, (weakref.ref(key, lambda _: entries.pop(number, None)), value))[1]
+
+    def items(self) -> list[tuple[Any, Value]]:
+        """The objects that still exist, and what is known of them."""
+        found = [(reference(), value) for reference, value in list(self._entries.values())]
+        return [(key, value) for key, value in found if key is not None]
 
     def __len__(self) -> int:
         return len(self._entries)

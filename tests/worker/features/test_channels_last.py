@@ -386,3 +386,23 @@ def test_calls_of_a_converted_model_do_not_list_its_parts(tmp_path: Path, monkey
         for _ in range(20):
             model(value)
     assert listed == []
+
+
+class Compared(Images):
+    """Is compared by its weights, whose comparison is no truth value."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Compared) and bool(self.convolution.weight == other.convolution.weight)
+
+    __hash__ = Images.__hash__
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_models_are_told_apart_by_identity(tmp_path: Path, monkeypatch, measured: bool) -> None:
+    model, value = Compared().eval(), torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(channels_last, "_clock", Clock(model, 0.5))
+    with installed(tmp_path, SETTINGS, measured=measured) as plugin:
+        expected = plugin.eager(model, value)
+        for _ in range(30):
+            close(model(value), expected)
+    assert model.is_converted

@@ -261,6 +261,26 @@ def test_parameters_of_a_module_that_is_refused_can_be_swapped(plugin: Plugin) -
         torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().double()))
 
 
+class CountedCalls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.layers = 0, nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.layers(value)
+        return result
+
+
+def test_parameters_of_captured_parts_can_be_swapped(plugin: Plugin) -> None:
+    model, value = CountedCalls().eval(), torch.randn(4, 16)
+    for _ in range(6):
+        model(value)
+    assert plugin.captured() == ["Sequential"]
+    for parameter in list(model.parameters()):
+        torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().double()))
+
+
 class Warning_(Net):  # noqa: N801
     def look(self, value: Tensor) -> None:
         warnings.warn("give it as float", stacklevel=1)

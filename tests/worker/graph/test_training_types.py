@@ -149,20 +149,31 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "pdist": lambda x, weight: nn.functional.pdist(x),
     "i1": lambda x, weight: torch.special.i1(x) + torch.special.i1e(x),
     "addr": lambda x, weight: torch.addr(weight, x[:, 0], x[0]),
+    "widened again": lambda x, weight: checkpoint(Product.apply, x, weight, use_reentrant=False).float(),
+    "product": lambda x, weight: x @ weight,
 }
+
+
+class EnablingGradients(Trained):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return super().forward(x)
 
 
 def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
     model.zero_grad()
+    with torch.set_grad_enabled(not isinstance(model, EnablingGradients)):
+        result = model(x)
     with torch.enable_grad():
-        model(x).square().mean().backward()
+        result.square().mean().backward()
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_backward_pass_that_takes_one_type_runs(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("kind", [EnablingGradients, Trained])  # In this order: nothing has been trained before.
+def test_a_backward_pass_that_takes_one_type_runs(tmp_path: Path, name: str, kind: type[Trained]) -> None:
     torch.manual_seed(0)
-    model, x = Trained(OPERATIONS[name]), torch.randn(SIZE, SIZE)
+    model, x = kind(OPERATIONS[name]), torch.randn(SIZE, SIZE)
     expected = gradients(model, x)
     with installed(tmp_path, TorchSettings(precision="bf16")):
         got = [gradients(model, x) for _ in range(2)][1]
