@@ -175,7 +175,7 @@ _INTEL = "with Intel's runtime threads wait less, and small operations have less
 
 MIN_SHM_BYTES = 1024 * 1024
 """Of a page for each process; the rest is for what other programs write meanwhile."""
-_SHM_FULL = "/dev/shm is full: Intel's and LLVM's runtimes, which write to it as they start, would die of SIGBUS"
+_SHM_FULL = "/dev/shm is full: Intel's and LLVM's runtimes write to it as they start, and SIGBUS would end the program"
 
 
 def _openmp(host: Host, request: LaunchRequest) -> _Preference:
@@ -188,7 +188,8 @@ def _openmp(host: Host, request: LaunchRequest) -> _Preference:
         return preference
     if preference.required:
         return replace(preference, warning=_SHM_FULL)
-    return _Preference("openmp", (), "default", _SHM_FULL)
+    chosen = preference.origin != "default"  # By a profile, for instance.
+    return _Preference("openmp", (), "default", _SHM_FULL, warning=_SHM_FULL if chosen else None)
 
 
 def _preferred_openmp(host: Host, request: LaunchRequest) -> _Preference:

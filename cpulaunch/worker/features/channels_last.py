@@ -23,7 +23,7 @@ from cpulaunch.worker.ledger.blocks import LENGTH
 from cpulaunch.worker.ledger.comparison import Comparison, Step
 from cpulaunch.worker.ledger.signature import Signatures
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.reporting.events import report_event, text_of
 from cpulaunch.worker.tensors import mutation
 from cpulaunch.worker.tensors.owners import free_left_memory, is_own, may_move, reorder
 from cpulaunch.worker.tensors.parameter_views import watch_views
@@ -228,7 +228,7 @@ class LayoutTrial:
         except RuntimeError as error:
             if _is_programs(error):
                 raise
-            failure = f"{name} does not support channels_last: {error}"
+            failure = f"{name} does not support channels_last: {text_of(error)}"
         if failure:  # Not above, as an error of the program would have that one as its context.
             if end(module):
                 degraded(self._settings, "channels_last", failure)
@@ -343,7 +343,7 @@ class LayoutTrial:
                     self.is_converted = True
         except Exception as error:  # noqa: BLE001  The program continues with the layout that it has.
             self.has_ended = True
-            degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {error}")
+            degraded(self._settings, "channels_last", f"{type(module).__name__} cannot be converted: {text_of(error)}")
 
 
 _trials: weakref.WeakSet[LayoutTrial] = weakref.WeakSet()

@@ -42,7 +42,7 @@ from cpulaunch.worker.graph.precision import is_on_cpu
 from cpulaunch.worker.graph.trace import RefusedError
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.degradation import degraded
-from cpulaunch.worker.reporting.events import report_event
+from cpulaunch.worker.reporting.events import report_event, text_of
 from cpulaunch.worker.tensors.mutation import others_may_draw
 from cpulaunch.worker.tensors.pytree import UnknownStructureError, describe, flatten, key_of, key_of_tensors
 
@@ -245,7 +245,7 @@ class Captures:
                 self._drop(state)
                 state.finish("values inside it are often NaN, infinite or huge, so that its calls would run twice")
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
-            self._give_up(state, f"the captured graph failed: {error}")
+            self._give_up(state, f"the captured graph failed: {text_of(error)}")
         if not has_run:  # Not above, as an error of the program would have that one as its context.
             return eager(False)
         state.bounded += 1
@@ -258,7 +258,7 @@ class Captures:
         try:
             check(expected, result, low_precision=captured.low_precision)
         except Exception as error:  # noqa: BLE001  After any failure of the comparison the eager result is still right.
-            self._give_up(state, f"the captured graph gives a different result: {error}")
+            self._give_up(state, f"the captured graph gives a different result: {text_of(error)}")
         return expected
 
     def _make(self, state: ModuleState, key: Key, call: Call, eager: Eager) -> Any:
@@ -270,7 +270,7 @@ class Captures:
             weights = state.weights if not_on_cpu or state.weights else Weights(call.module)
             is_held = weights is not None and not not_on_cpu and weights.are_held_elsewhere()
         except Exception as error:  # noqa: BLE001  Tensors without storage or version, or an overridden `parameters`.
-            failure = f"changes of its tensors cannot be detected: {error}"
+            failure = f"changes of its tensors cannot be detected: {text_of(error)}"
         if failure:
             self._refuse(state, key, failure)
             return eager(True)
@@ -326,9 +326,9 @@ class Captures:
         except RefusedError as error:
             self._refuse(state, key, str(error))
         except MismatchError as error:
-            self._give_up(state, f"the captured graph gives a different result: {error}")
+            self._give_up(state, f"the captured graph gives a different result: {text_of(error)}")
         except Exception as error:  # noqa: BLE001  A failed capture must not become an error of the program.
-            self._give_up(state, f"it cannot be captured: {error}")
+            self._give_up(state, f"it cannot be captured: {text_of(error)}")
         else:
             self._keep_if_faster(state, key, call, captured, lambda: eager(False))
 

@@ -88,8 +88,10 @@ class Presence:
 
     def come_back(self) -> bool:
         """Whether the wrapper is there. Effect: brings it back."""
-        if self._is_away and self._put():
-            self._is_away = False
+        if self._is_away:
+            self._is_away = False  # Before it is there, as it may leave again at once.
+            if not self._put():
+                self._is_away = True
         return not self._is_away
 
     def return_in_child(self) -> None:

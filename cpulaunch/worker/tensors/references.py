@@ -78,7 +78,7 @@ class ByIdentity(Generic[Value]):
         entries[number] = (reference, value)
 
     def setdefault(self, key: object, value: Value) -> Value:
-        """What is known of the object, which is `value` if nothing is. Another thread may call this at the same time."""
+        """What is known of the object, or else `value`, which is then known. Other threads may call this meanwhile."""
         number, entries = id(key), self._entries
         return entries.setdefault(number, (weakref.ref(key, lambda _: entries.pop(number, None)), value))[1]
 

@@ -244,6 +244,8 @@ def test_a_full_dev_shm_kills_runtimes(free: int | None, flags: str, used: bool,
 def test_in_a_full_dev_shm_a_profiles_runtime_is_left_out() -> None:
     full = replace(libraries(XEON, "intel", "llvm"), shm_free_bytes=0)
     assert names(full, profile={"openmp": "llvm"}) == []
+    assert any("/dev/shm is full" in each for each in plan(full, profile={"openmp": "llvm"}).warnings)
+    assert not plan(full).warnings
 
 
 def test_a_full_dev_shm_is_named_only_where_a_runtime_could_be_preloaded() -> None:

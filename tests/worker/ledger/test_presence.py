@@ -150,6 +150,18 @@ def test_it_comes_back_later_where_the_program_has_put_its_own_there(monkeypatch
     assert waited == [20.0, 1.0, 1.0]
 
 
+def test_it_may_leave_again_before_its_return_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put() -> bool:  # Another thread's calls, meanwhile.
+        wrapper.windows(2)
+        return True
+
+    wrapper = Wrapper(monkeypatch, put=put)
+    wrapper.windows(FIRST_WINDOWS + 1)
+    assert not wrapper.presence.come_back()
+    monkeypatch.setattr(wrapper, "_put", lambda: True)
+    assert wrapper.presence.come_back()
+
+
 def test_it_comes_back_in_a_child_too_where_the_program_has_put_its_own_there(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = Wrapper(monkeypatch, put=lambda: False)
     wrapper.windows(FIRST_WINDOWS + 1)
