@@ -31,7 +31,7 @@ wait_for() {  # argument: process id; returns the exit code of the process when 
 """
 _RANK = """
 decide() {  # argument: the exit code of the script, unless an earlier failure or signal decided it
-    is_own 2>/dev/null && (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
+    is_own 2>/dev/null && [ ! -e "$launch_dir/first" ] && (set -C; echo "$1" >"$launch_dir/first") 2>/dev/null
 }
 
 stop() {  # argument: exit code, unless a rank or a signal has ended the job
@@ -116,7 +116,8 @@ echo over >&9
 launch_status=125
 if { [ ! -e "$launch_dir" ] && [ ! -L "$launch_dir" ]; } || is_own; then  # A program that clears TMPDIR removes it.
     launch_status=${launch_stopped:-$launch_failed}
-    [ ! -s "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"  # Empty: there was no space.
+    # It is empty where there was no space, and no file if a program has put something else there.
+    [ ! -f "$launch_dir/first" ] || [ ! -s "$launch_dir/first" ] || read -r launch_status <"$launch_dir/first"
 fi
 case $launch_status in "" | *[!0-9]* | ????*) launch_status=1 ;; esac
 clean

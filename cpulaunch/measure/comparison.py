@@ -5,6 +5,8 @@ Effects are injected: `take` launches a side once, `clock` tells the seconds.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cpulaunch.measure.disturbance import disturbance_reasons
 from cpulaunch.measure.metric_choice import found_choice
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
@@ -47,6 +49,11 @@ class Round:
     def disturbed_by(self, side: int) -> tuple[str, ...]:
         """What disturbed the sample of a side; empty if nothing did."""
         return disturbance_reasons(self.samples[side].disturbance, seconds=self.samples[side].seconds)
+
+    def without_reports(self) -> Round:
+        """The round without the largest parts of its samples, which only the last one needs."""
+        samples = [replace(sample, report=None, checksums={}) for sample in self.samples]
+        return replace(self, samples=tuple(samples))
 
 
 @record
@@ -153,6 +160,7 @@ class Comparer:
             number += 1
             self._longest_round = max(self._longest_round, self._clock() - started)
             if done is not None:
+                self._rounds[-1:] = [each.without_reports() for each in self._rounds[-1:]]
                 self._rounds.append(done)
             elif self._fails_repeatedly():
                 return "failed"

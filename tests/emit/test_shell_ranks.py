@@ -336,6 +336,17 @@ def test_a_failure_is_one_where_there_was_no_space_for_its_code(path: str, tmp_p
     assert run(script("--nproc-per-node 1", code), path, TMPDIR=str(tmp_path / "tmp")).returncode == 3
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_pipe_in_place_of_the_code_holds_nothing(path: str, tmp_path: Path, shell: str) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "tmp").mkdir()
+    make = f"import glob, os, sys; os.mkfifo(glob.glob({str(tmp_path)!r} + '/tmp/*')[0] + '/first'); sys.exit(3)"
+    code = f"import os\nif os.environ['RANK'] == '0': exec({make!r})\n{WAITING}"
+    assert run(script("--nproc-per-node 2", code), path, program, TMPDIR=str(tmp_path / "tmp")).returncode == 3
+
+
 KILLED = "import os; os.kill(os.getpid(), 9)"
 
 

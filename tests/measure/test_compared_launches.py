@@ -1,5 +1,7 @@
 """The loop of a comparison on simulated machines: order, endings, failures; and what is printed of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from cpulaunch.measure.comparison import ComparisonLimits
@@ -41,6 +43,19 @@ def test_the_table_shows_the_median_of_each_side():
     found = Machine({"A": lambda n: 1.0, "B": lambda n: float(n)}).compare(rounds=4)
     rows = [line.split() for line in text_of(found).splitlines() if line[:2] in ("A ", "B ")]
     assert rows == [["A", "1", "0.0%", "1"], ["B", "2.5", "59.3%", "2.45"]]
+
+
+class Reporting(Machine):
+    def take(self, side, choice, limit_seconds):
+        sample = super().take(side, choice, limit_seconds)
+        return replace(sample, report={"workers": [len(self.launched)]}, checksums={"logits": [1]})
+
+
+def test_only_the_first_and_the_last_launches_keep_their_reports():
+    found = Reporting({"A": steady(1), "B": steady(2)}).compare(rounds=4)
+    launches = [found.warm_up, *(each.samples for each in found.rounds)]
+    kept = [[(sample.report is not None, bool(sample.checksums)) for sample in each] for each in launches]
+    assert kept == [[(True, True)] * 2, *([(False, False)] * 2 for _ in range(3)), [(True, True)] * 2]
 
 
 def test_it_stops_once_the_interval_is_narrow_enough():

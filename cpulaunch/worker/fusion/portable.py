@@ -38,9 +38,23 @@ def portable(frozen: Any) -> PortableGraph:
     torch._C._jit_pass_remove_mutation(graph)
     torch._C._jit_pass_constant_propagation(graph)
     inputs = len(list(graph.inputs()))
+    _keep_number_results(graph)
     _split_lists(graph)
     constants = tuple(_move_constants(graph))
     return PortableGraph(text=_plain_text(graph), inputs=inputs, constants=constants)
+
+
+def _keep_number_results(graph: Any) -> None:
+    """Effect: results that TorchScript has made numbers, as it does with those in an operation, are tensors again."""
+    node = next(iter(graph.outputs())).node()
+    if node.kind() != "prim::TupleConstruct":
+        return
+    for index, value in enumerate(list(node.inputs())):
+        if value.node().kind() != "prim::Constant" or value.type().kind() != "TensorType":
+            continue
+        if not isinstance(number := value.toIValue(), Tensor):
+            with graph.insert_point_guard(node):
+                node.replaceInput(index, graph.insertConstant(torch.tensor(number, dtype=value.type().dtype())))
 
 
 def _split_lists(graph: Any) -> None:

@@ -1,9 +1,13 @@
 """What earlier studies say of a new one: whose program they are of, and what has changed since."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from cpulaunch.measure.tuning.identity import StudyIdentity
-from cpulaunch.measure.tuning.outcome.past import PastStudy, changes_since, past_configurations
+from cpulaunch.measure.tuning.outcome import past
+from cpulaunch.measure.tuning.outcome.past import PastStudy, changes_since, past_configurations, past_studies
 from cpulaunch.measure.tuning.space import Dimension
 
 SPACE = (Dimension(name="threads", values=(None, 1, 2)),)
@@ -54,3 +58,16 @@ def test_a_change_is_told_of_the_same_program_alone(before, after, is_same):
 def test_what_won_for_the_same_program_comes_first():
     studies = [earlier("-m", "train", threads="1"), earlier("-m", "serve", threads="2")]
     assert past_configurations(studies, now("-m", "serve"), SPACE) == ({"threads": 2}, {"threads": 1})
+
+
+def test_only_the_latest_studies_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "MAX_STUDIES", 3)
+    read = list[str]()
+    plain = past._read
+    monkeypatch.setattr(past, "_read", lambda folder: read.append(Path(folder).name) or plain(folder))
+    for number in range(8):
+        (folder := tmp_path / "machine" / str(number)).mkdir(parents=True)
+        past.write_about(str(folder), now("a.py"), {"threads": number})
+        os.utime(folder / past.FILE, (number, number))
+    assert [each.settings["threads"] for each in past_studies(str(tmp_path))] == ["7", "6", "5"]
+    assert read == ["7", "6", "5"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -718,3 +719,21 @@ def test_an_operation_in_place_does_not_change_a_constant() -> None:
     first = run(value)[0]
     for _ in range(3):
         torch.testing.assert_close(run(value)[0], first)
+
+
+class Multiplied(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return value * 2.5
+
+
+def test_results_that_torchscript_has_made_numbers_are_tensors() -> None:
+    graph = torch.jit.freeze(torch.jit.trace(nn.Sequential(Multiplied()).eval(), (X,))).graph.copy()
+    (product,) = graph.outputs()
+    number = next(node for node in graph.findAllNodes("prim::Constant") if node.output().toIValue() == 2.5).output()
+    results = graph.create("prim::TupleConstruct", [number, product], 1)
+    results.output().setType(torch._C.TupleType([number.type(), product.type()]))
+    graph.appendNode(results)
+    graph.eraseOutput(0)
+    graph.registerOutput(results.output())
+    found = function_of(graph_of(portable(SimpleNamespace(graph=graph))))(X)
+    assert [float(each.max()) for each in found] == [2.5, 2.5]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cpulaunch.measure.tuning.space import Configuration, Dimension
 
 FILE = "about.json"
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 16
 MAX_STUDIES = 200
 
 
@@ -48,11 +48,10 @@ def write_about(folder: str, identity: StudyIdentity, winner: Configuration) -> 
 
 
 def past_studies(root: str) -> tuple[PastStudy, ...]:
-    """The studies in the folders of all machines under `root`, the newest first."""
+    """The studies in the latest of the folders of all machines under `root`, the newest first."""
     paths = [path for machine in _folders(root) for path in _folders(machine)]
-    known = [(each, found) for each in paths if (found := _read(each)) is not None]
-    known.sort(key=lambda each: -_time(each[0]))
-    return tuple(found for _, found in known[:MAX_STUDIES])
+    paths.sort(key=lambda path: -_time(path))
+    return tuple(found for path in paths[:MAX_STUDIES] if (found := _read(path)) is not None)
 
 
 def _folders(path: str) -> list[str]:
