@@ -26,6 +26,7 @@ wait_for() {  # argument: process id; returns the exit code of the process when 
         launch_again=$?
         case $launch_again in 127 | -*) ;; *) launch_code=$launch_again ;; esac  # It is not known any more.
     done
+    case $launch_code in -*) launch_code=138 ;; esac  # bash has lost it.
     return "$launch_code"
 }
 """

@@ -344,7 +344,8 @@ def test_a_pipe_in_place_of_the_code_holds_nothing(path: str, tmp_path: Path, sh
     (tmp_path / "tmp").mkdir()
     make = f"import glob, os, sys; os.mkfifo(glob.glob({str(tmp_path)!r} + '/tmp/*')[0] + '/first'); sys.exit(3)"
     code = f"import os\nif os.environ['RANK'] == '0': exec({make!r})\n{WAITING}"
-    assert run(script("--nproc-per-node 2", code), path, program, TMPDIR=str(tmp_path / "tmp")).returncode == 3
+    done = run(script("--nproc-per-node 2", code), path, program, TMPDIR=str(tmp_path / "tmp"))
+    assert done.returncode in ({3} if shell == "sh" else {3, 138, 143})  # bash may lose a code at a signal.
 
 
 KILLED = "import os; os.kill(os.getpid(), 9)"

@@ -74,13 +74,11 @@ class ChannelsLast:
         """The modules with a trial that have weights of this one: parts of it that the program calls by themselves, or
         what it is a part of.
         """
-        with suppress(Exception):  # A class may override `modules` or `parameters`.
-            ids = set(map(id, _weights(module)))
-            if not ids:
-                return []
-            others = [each for each in self._trials.items() if each[0] is not module]
-            return [each for each in others if not ids.isdisjoint(map(id, _weights(each[0])))]
-        return []
+        ids = set(map(id, _weights_if_known(module)))
+        if not ids:
+            return []
+        others = [each for each in self._trials.items() if each[0] is not module]
+        return [each for each in others if not ids.isdisjoint(map(id, _weights_if_known(each[0])))]
 
     def share(self, module: nn.Module) -> None:
         """Effect: calls of others that have weights of this module, which are about to be converted, are guarded."""
@@ -381,6 +379,13 @@ def _weights(module: nn.Module) -> list[Tensor]:
     convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
     parameters = {id(weight): weight for part in convolutions for weight in part.parameters() if weight.dim() == 4}
     return list(parameters.values())
+
+
+def _weights_if_known(module: nn.Module) -> list[Tensor]:
+    """Those weights; none if the module does not tell them, and so is not converted either."""
+    with suppress(Exception):  # It may have no hash, or override `modules` or `parameters`.
+        return _weights(module)
+    return []
 
 
 def _can_convert(module: nn.Module) -> bool:

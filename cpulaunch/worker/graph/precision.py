@@ -93,9 +93,10 @@ _lock = threading.Lock()
 
 def allow_backward() -> None:
     """Effect: operators compute in fp32 in autocast where their backward pass would fail, from its first call on."""
-    with _lock:
-        if not _kernels:
-            _install()
+    if not _kernels:
+        with _lock:
+            if not _kernels:
+                _install()
 
 
 def _install() -> None:
@@ -113,7 +114,8 @@ def _in_one_type(operator: Any, position: int, dtypes: tuple[Any, ...], keys: An
     tensors = [each for each in args if isinstance(each, Tensor)]
     is_trained = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
     if not is_trained or args[position].dtype not in dtypes:
-        return operator.redispatch(keys.remove(autocast), *args, **kwargs)
+        # Not Python's dispatcher again, which traces with fake tensors: it would call this function again.
+        return operator.redispatch(keys & torch._C._dispatch_keyset_full_after(autocast), *args, **kwargs)
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(autocast)):
         return operator(*map(widened, args), **kwargs)
 
@@ -283,6 +285,9 @@ def may_be_of_low_dtype(error: Exception) -> bool:
 COMPUTED = ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_SUBSCR", "BINARY_SLICE")
 """Instructions that read other things than arguments, or what `forward` may have put into them."""
 
+OF_ANY_DTYPE = ("ndim", "shape", "device", "layout")
+"""Attributes of a tensor that are the same in any type."""
+
 
 def is_of_arguments(error: Exception, module: nn.Module) -> bool:
     """Whether an `assert` of the module's `forward` failed that reads nothing but arguments, which no dtype changes.
@@ -309,7 +314,8 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
             continue
         if each.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
             return True
-        if "CALL" in each.opname or each.opname in COMPUTED or each.argrepr in ("@", "[]"):
+        is_computed = each.opname in COMPUTED and each.argval not in OF_ANY_DTYPE
+        if "CALL" in each.opname or is_computed or each.argrepr in ("@", "[]"):
             return False
         if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(_names(each)):
             return False
@@ -353,7 +359,8 @@ def _all_wide(tensors: list[Tensor]) -> list[Tensor]:
         if has_moved or (tensor.requires_grad and not is_tracked):
             wide[position] = _wide(tensor)
         else:
-            again = view.of(wide[view.base])
+            with torch.set_grad_enabled(tensor.grad_fn is not None or torch.is_grad_enabled()):
+                again = view.of(wide[view.base])
             wide[position] = again if tensor.requires_grad == is_tracked else again.detach()
     return wide
 
@@ -364,8 +371,10 @@ def _is_strided(tensor: Tensor) -> bool:
 
 def _wide(tensor: Tensor) -> Tensor:
     """The tensor as fp32; what is expanded stays so. It has a gradient if that one has, without gradients too."""
-    with torch.set_grad_enabled(tensor.requires_grad):
-        if not _is_strided(tensor) or 0 not in tensor.stride():
-            return tensor.float()
-        once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
-        return tensor[once].float().expand(tensor.shape)
+    if tensor.requires_grad and not torch.is_grad_enabled():
+        with torch.enable_grad():
+            return _wide(tensor)
+    if not _is_strided(tensor) or 0 not in tensor.stride():
+        return tensor.float()
+    once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
+    return tensor[once].float().expand(tensor.shape)

@@ -406,3 +406,23 @@ def test_models_are_told_apart_by_identity(tmp_path: Path, monkeypatch, measured
         for _ in range(30):
             close(model(value), expected)
     assert model.is_converted
+
+
+class Unhashable(nn.Module):
+    """As a dataclass is."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * 2
+
+
+def test_modules_without_a_hash_leave_others_their_parts(tmp_path: Path) -> None:
+    whole, value, other = Images().eval(), torch.randn(2, 3, 8, 8), Unhashable()
+    with installed(tmp_path, SETTINGS):
+        other(value)
+        for _ in range(3):
+            whole(value)
+        assert whole.is_converted
+        assert whole.convolution(value).is_contiguous()

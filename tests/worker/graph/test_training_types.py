@@ -248,3 +248,41 @@ def test_the_programs_own_autocast_keeps_its_types(tmp_path: Path) -> None:
         gradients(Trained(OPERATIONS["sparse"]), torch.randn(SIZE, SIZE))
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         assert torch.sparse.mm(ADJACENCY, torch.ones(SIZE, SIZE)).dtype is torch.bfloat16
+
+
+class Views(nn.Module):
+    def __init__(self, view: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.view = nn.Linear(SIZE, SIZE), view
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            result = self.layer(x)
+            return result, self.view(result)
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:, :2], lambda x: x[:1].expand(3, -1), lambda x: x.chunk(2)[1]])
+def test_views_of_results_have_gradients_and_can_be_written(tmp_path: Path, view: Callable[[Tensor], Tensor]) -> None:
+    model = Views(view)
+    with installed(tmp_path, TorchSettings(precision="bf16")):
+        with torch.no_grad():
+            _, part = model(torch.randn(4, SIZE))
+        with torch.enable_grad():
+            part.sum().backward()
+            assert model.layer.weight.grad is not None
+            if 0 not in part.stride():
+                part.mul_(2)
+
+
+@pytest.mark.parametrize("name", ["addr", "i1", "pinv", "sparse in fp32"])
+def test_what_runs_in_inference_can_be_compiled_in_the_programs_autocast(tmp_path: Path, name: str) -> None:
+    x, weight = torch.randn(SIZE, SIZE), torch.eye(SIZE)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = torch.compile(OPERATIONS[name], backend="aot_eager")(x, weight)
+        torch._dynamo.reset()
+        with installed(tmp_path, TorchSettings(precision="bf16")):
+            with torch.autocast("cpu", enabled=False):
+                Trained(OPERATIONS[name]).eval()(x)
+            result = torch.compile(OPERATIONS[name], backend="aot_eager")(x, weight)
+    assert result.dtype is expected.dtype
+    torch.testing.assert_close(result, expected)
