@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import inspect
 import threading
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
@@ -142,19 +143,18 @@ def keep_functions_in_fp32() -> None:
     Their backward passes are outside of it, and may take no other type; those with `custom_fwd` say themselves what
     they take. Called before the program's first line, as it may keep `apply` in a variable.
     """
-    plain: Any = torch.autograd.Function.apply
     if _functions:
         return
+    plain: Any = inspect.getattr_static(torch.autograd.Function, "apply")  # From torch 2.14 on it is a method of C.
     _functions.append(plain)
 
-    @wraps(plain.__func__)
+    @wraps(torch.autograd.Function.apply)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        own = plain.__get__(None, cls)
         if not _is_in_own_autocast() or not _is_to_be_in_fp32(cls, args):
-            return plain.__func__(cls, *args, **kwargs)
+            return own(*args, **kwargs)
         with torch.autocast("cpu", enabled=False):
-            return plain.__func__(
-                cls, *map(_float, args), **dict(zip(kwargs, map(_float, kwargs.values()), strict=True))
-            )
+            return own(*map(_float, args), **dict(zip(kwargs, map(_float, kwargs.values()), strict=True)))
 
     for function in (apply, _is_in_own_autocast, _is_to_be_in_fp32, _float):
         hide_from_dynamo(function)
