@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import time
 import types
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
 import torch._inductor.codecache as codecache
+import torch._inductor.cpu_vec_isa as cpu_vec_isa
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import Call, Captured, check, preserved_random_state
 from cpulaunch.worker.graph.dynamo import others_draws_kept
 from cpulaunch.worker.graph.precision import Precision, widened
 from cpulaunch.worker.process.compile_cache import keep_headers
+
+NO_CURRENT_FOLDER = "import sys\nsys.path[:] = [each for each in sys.path if each]\n"
+
+
+def _probe_without_current_folder() -> None:
+    """Effect: the program in which torch tries the CPU's instructions imports nothing from the current folder.
+
+    torch gives the program to `python -c`, which looks there first. Source: torch 2.13, torch/_inductor/cpu_vec_isa.py,
+    VecISA._probe_load.
+    """
+    isa: Any = cpu_vec_isa.VecISA
+    with suppress(AttributeError):
+        if not isa._avx_py_load.startswith(NO_CURRENT_FOLDER):
+            isa._avx_py_load = NO_CURRENT_FOLDER + isa._avx_py_load
 
 
 def _template(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -28,6 +43,7 @@ class Compiler:
         self._precision = precision
         self._options: dict[str, Any] = {"backend": settings.graph}
         keep_headers(codecache, settings)
+        _probe_without_current_folder()
         if settings.graph == "zentorch":
             import zentorch  # noqa: F401  The import registers the backend.
         else:

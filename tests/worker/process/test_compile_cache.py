@@ -114,6 +114,33 @@ if hasattr(codecache.config, "cpp_cache_precompile_headers"):
 """
 
 
+PROBER = """
+import subprocess, sys
+from torch._inductor.cpu_vec_isa import VecISA
+from cpulaunch.records.torch_settings import TorchSettings
+from cpulaunch.worker.graph.compiled import Compiler
+from cpulaunch.worker.graph.precision import Precision
+for _ in range(2):
+    Compiler(TorchSettings(graph="inductor"), Precision(None))
+code = VecISA._avx_py_load
+subprocess.run([sys.executable, "-c", code.replace("__lib_path__", "libc.so.6")], check=True)
+assert code.count("import sys\\nsys.path[:]") == 1
+"""
+
+
+@pytest.mark.torch
+def test_torch_tries_instructions_without_modules_of_the_current_folder(tmp_path):
+    if find_spec("torch") is None:
+        pytest.skip("needs torch")
+    current, script = tmp_path / "current", tmp_path / "prober.py"
+    current.mkdir()
+    for name in ("ctypes", "torch"):
+        (current / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
+    script.write_text(PROBER)
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH"))))
+    subprocess.run([sys.executable, script], check=True, cwd=current, env=os.environ | {"PYTHONPATH": path})
+
+
 @pytest.mark.torch
 def test_the_installed_torch_compiles_from_headers_where_the_other_code_is(tmp_path):
     """And from none that are compiled, if it named their folder in another way."""
