@@ -38,7 +38,7 @@ class TorchSettings:
     With `restore_preload`, programs that the worker starts get `ld_preload` as LD_PRELOAD (None: unset).
     `graph_memory_bytes` limits this worker's copies of weights, in captured graphs and those that `weights` keeps;
     None: no limit is known. `level_precision`: a level chose `precision`, for models on the CPU alone.
-    `compile_cache` is this worker's folder in torch's compile cache; None: all of it.
+    `compile_cache` is this worker's folder in the cache of compiled code; None: all of it.
     """
 
     index: int = 0

@@ -132,7 +132,7 @@ def weight_memory_notes(host: Host, choices: TorchChoices, workers: int) -> tupl
 
 
 def _compile_cache(host: Host, threads: int) -> str | None:
-    """The folder of a thread count in torch's compile cache, for a torch whose keys leave the count out; else None.
+    """The folder of a thread count in the cache of compiled code, for a torch whose keys leave it out; else None.
 
     Source: torch/_inductor/runtime/cache_dir_utils.py; pytorch issues 167459 and 167463.
     """

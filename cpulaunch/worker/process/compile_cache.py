@@ -6,21 +6,14 @@ has left there (torch/_inductor/compiler_bisector.py) replaces the backend, and 
 
 from __future__ import annotations
 
-import errno
 import getpass
 import os
 import re
-import sys
 import tempfile
 from typing import Any
 
-if sys.platform != "win32":
-    import fcntl
-
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
-from cpulaunch.system.files.folders import close_to_others, open_own, remove_path
-from cpulaunch.system.files.reading import open_regular
 from cpulaunch.system.files.trust import is_reachable, make_secure_folder
 from cpulaunch.worker.reporting.degradation import warned
 
@@ -68,91 +61,45 @@ def keep_headers(codecache: Any, settings: TorchSettings) -> None:
 def _folder_of_headers(folder: str, settings: TorchSettings) -> str:
     """The folder of all compiled code, or the whole cache where that is in the folder of a number of threads."""
     whole, name = os.path.split(folder)
-    if name != settings.compile_cache:
-        return folder
-    try:
-        return whole if whole in map(os.path.realpath, (_default(), _own_cache())) else folder
-    except OSError:
-        return folder
-
-
-def _default_of_torch() -> str | None:
-    """torch's folder, which torch itself writes to the variable, for what it starts; None without one."""
-    try:
-        return _default()
-    except OSError:
-        return None
+    return whole if name == settings.compile_cache and whole in map(os.path.realpath, _caches()) else folder
 
 
 def _private_folder(names: list[str]) -> str:
-    """torch's default folder, or this user's cache where others can change that; in it, the folder of these names.
+    """This user's cache, or the one for temporary files where that cannot be used; in it, the folder of these names.
 
-    A folder that others can read is the last choice: compiling waits while they lock files in it.
+    Only cpulaunch makes these caches, and closed to others, whatever the modes of what torch makes in them: in one that
+    others can enter, they may have changed code, or lock it.
     """
-    failures, readable = [], []
-    for find in (_default, _own_cache):
+    failures = []
+    for cache in _caches():
         try:
-            whole = make_secure_folder(find())
+            whole = make_secure_folder(cache)
             folder = make_secure_folder(os.path.join(whole, *names))
-            if not os.access(folder, os.W_OK | os.X_OK):
-                failures.append(f"{folder} is not writable")
-                continue
             if is_reachable(whole):
-                _close_cache(whole, folder)
-            if not is_reachable(folder):
+                failures.append(f"{whole} may be entered by other users")
+            elif not os.access(folder, os.W_OK | os.X_OK):
+                failures.append(f"{folder} is not writable")
+            else:
                 return folder
-            readable.append(folder)
         except (OSError, ValueError) as error:
             reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
             failures.append(": ".join(filter(None, [path, reason])) or str(error))
-    if readable:
-        return readable[0]
-    raise RuntimeError(f"no private folder for compiled code ({'; '.join(failures)}); set {VARIABLE}")
+    tried = "; ".join(failures) or "this user has no home folder"
+    raise RuntimeError(f"no private folder for compiled code ({tried}); set {VARIABLE}")
 
 
-def _close_cache(whole: str, folder: str) -> None:
-    """Effect: no other user can enter the whole of a cache, as torch makes it, unless one of its locks is held.
+def _caches() -> list[str]:
+    """This user's cache for this machine, and the one for temporary files, as far as there are such folders.
 
-    The folders of its locks are removed, as others may have opened what is in them; torch makes them again.
+    A home may be shared by machines with other CPUs.
     """
-    locks = {os.path.join(each, *name, "locks") for each in (whole, folder) for name in ((), (HEADERS,))}
-    if any(map(_has_held_lock, locks)):
-        return
-    opened = open_own(whole)
-    try:
-        if not close_to_others(opened):
-            return
-    finally:
-        os.close(opened)
-    for path in locks:
-        remove_path(path)
+    own = user_cache(f"inductor-{os.uname().nodename}", os.environ)
+    temporary = _in_temporary(f"cpulaunch-inductor-{os.geteuid()}")
+    return [path for path in (own, temporary) if path is not None and os.path.isabs(path)]
 
 
-def _has_held_lock(folder: str) -> bool:
-    """Whether a process, of any user, holds a lock of a file in this folder, or that cannot be told."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return False
-    return any(_is_held(os.path.join(folder, name)) for name in names)
-
-
-def _is_held(path: str) -> bool:
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        return error.errno != errno.ENOENT
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # Other ranks look at the same time.
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False
-
-
-def _default() -> str:
-    """torch's folder. Raises: OSError, without a folder for temporary files.
+def _default_of_torch() -> str | None:
+    """torch's folder, which torch itself writes to the variable, for what it starts; None without one.
 
     Source: torch 2.13, torch/_inductor/runtime/cache_dir_utils.py.
     """
@@ -161,12 +108,12 @@ def _default() -> str:
     except (KeyError, ImportError, OSError):
         user = f"uid_{os.getuid()}"
     name = re.sub(r'[\\/:*?"<>|]', "_", user)
-    return os.path.join(os.path.abspath(tempfile.gettempdir()), f"torchinductor_{name}")
+    return _in_temporary(f"torchinductor_{name}")
 
 
-def _own_cache() -> str:
-    """This user's cache for this machine: a home may be shared by machines with other CPUs. Raises: OSError."""
-    path = user_cache(f"inductor-{os.uname().nodename}", os.environ)
-    if not os.path.isabs(path):
-        raise FileNotFoundError(errno.ENOENT, "this user has no home folder", path)
-    return path
+def _in_temporary(name: str) -> str | None:
+    """A path in the folder for temporary files; None without one."""
+    try:
+        return os.path.join(os.path.abspath(tempfile.gettempdir()), name)
+    except OSError:
+        return None

@@ -1,7 +1,5 @@
 """Where torch.compile keeps the code that it loads: in a folder that no other user can change."""
 
-import fcntl
-import getpass
 import os
 import shutil
 import subprocess
@@ -49,13 +47,36 @@ def own_cache(temporary):
     return temporary.parent / "home/.cache/cpulaunch" / f"inductor-{os.uname().nodename}"
 
 
+def temporary_cache(temporary, user=None):
+    return temporary / f"cpulaunch-inductor-{os.geteuid() if user is None else user}"
+
+
+def made_by_torch(folder, mode=0o755):
+    """A folder, as torch makes it where any of several umasks holds, and in it what others can change."""
+    (folder / "precompiled_headers/locks").mkdir(parents=True)
+    (folder / "precompiled_headers").chmod(0o777)
+    folder.chmod(mode)
+    return folder
+
+
 @pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (ONEDNN, "."), (OLD, "threads-4")])
-def test_torchs_own_folder_is_used_and_made_private(temporary, settings, below):
-    folder = temporary / "torchinductor_me"
-    assert chosen(settings) == folder / below
-    assert folder.stat().st_mode & 0o777 == 0o700
-    (folder / below / "compiled").touch()
-    assert chosen(settings) == folder / below  # What is compiled is found again.
+def test_compiled_code_is_in_a_private_cache_of_cpulaunch(temporary, settings, below):
+    assert chosen(settings) == own_cache(temporary) / below
+    assert own_cache(temporary).stat().st_mode & 0o777 == 0o700
+    assert not list(temporary.iterdir())
+    (own_cache(temporary) / below / "compiled").touch()
+    assert chosen(settings) == own_cache(temporary) / below  # What is compiled is found again.
+    assert (own_cache(temporary) / below / "compiled").exists()
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o775, 0o777])
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+def test_torchs_own_folder_is_neither_used_nor_changed(temporary, mode, settings, below):
+    """Others may have changed what is below it, or be in it, whatever its mode is now."""
+    folder = made_by_torch(temporary / "torchinductor_me", mode)
+    assert chosen(settings) == own_cache(temporary) / below
+    assert folder.stat().st_mode & 0o777 == mode
+    assert (folder / "precompiled_headers/locks").exists()
 
 
 def test_a_folder_that_the_user_named_is_left_alone(temporary, monkeypatch):
@@ -66,35 +87,48 @@ def test_a_folder_that_the_user_named_is_left_alone(temporary, monkeypatch):
 
 def test_the_name_that_torch_gave_what_it_started_is_no_choice_of_the_user(temporary, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_me"))
-    (temporary / "torchinductor_me").mkdir()
-    (temporary / "torchinductor_me").chmod(0o777)
     assert chosen() == own_cache(temporary)
 
 
-@needs_root
+@pytest.mark.parametrize(("mode", "used"), [(0o711, False), (0o750, False), (0o700, True)])
 @pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
-def test_a_folder_that_another_user_made_is_not_used(temporary, settings, below):
-    folder = temporary / "torchinductor_me"
-    as_stranger(folder.mkdir)
-    assert chosen(settings) == own_cache(temporary) / below
-    assert own_cache(temporary).stat().st_mode & 0o777 == 0o700
-    assert not list(folder.iterdir())
+def test_a_cache_that_others_can_enter_is_not_used(temporary, mode, used, settings, below):
+    """They may have changed or locked what is in it, even where it is not theirs to change any more."""
+    made_by_torch(own_cache(temporary), mode)
+    assert chosen(settings) == (own_cache(temporary) if used else temporary_cache(temporary)) / below
+    assert temporary_cache(temporary).exists() != used
+    assert own_cache(temporary).stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("cause", ["everyone can write it", "read-only", "a file", "no home"])
+@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
+def test_without_a_cache_a_private_folder_for_temporary_files_is_used(temporary, monkeypatch, cause, settings, below):
+    if cause == "everyone can write it":
+        (temporary.parent / "home").chmod(0o777)
+    elif cause == "read-only":
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    elif cause == "a file":
+        (temporary.parent / "home/.cache").touch()
+    else:
+        monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert chosen(settings) == temporary_cache(temporary) / below
+    assert temporary_cache(temporary).stat().st_mode & 0o777 == 0o700
+    (temporary_cache(temporary) / "compiled").touch()
+    assert chosen(settings) == temporary_cache(temporary) / below
+    assert (temporary_cache(temporary) / "compiled").exists()
 
 
 @needs_root
-def test_a_link_that_another_user_made_is_not_followed(temporary):
-    target = temporary.parent / "home/target"
-    target.mkdir()
-    as_stranger(lambda: (temporary / "torchinductor_me").symlink_to(target))
-    assert chosen(OLD) == own_cache(temporary) / "threads-4"
+@pytest.mark.parametrize("taken", ["folder", "link"])
+def test_what_another_user_made_is_not_used(temporary, monkeypatch, taken):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    target, path = temporary.parent / "home/target", temporary_cache(temporary)
+    target.mkdir(mode=0o700)
+    as_stranger(path.mkdir if taken == "folder" else lambda: path.symlink_to(target))
+    with pytest.raises(RuntimeError, match=rf"{path}.*--graph does nothing"):
+        compile_cache.install(INDUCTOR)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
     assert not list(target.iterdir())
-
-
-@pytest.mark.parametrize("name", ["torchinductor_me", "."])
-def test_a_folder_that_others_can_write_is_not_used(temporary, name):
-    (temporary / "torchinductor_me").mkdir()
-    (temporary / name).chmod(0o777)
-    assert chosen() == own_cache(temporary)
 
 
 COMPILER = """
@@ -156,104 +190,68 @@ def test_headers_stay_where_they_are_without_a_folder_for_compiled_code(temporar
     assert codecache._HEADER_DIR == "/tmp/headers"
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_headers_are_in_the_cache_that_all_numbers_of_threads_share(temporary, monkeypatch, known):
+@pytest.mark.parametrize("find", [own_cache, temporary_cache, None])
+def test_headers_are_in_the_cache_that_all_numbers_of_threads_share(temporary, monkeypatch, find):
     """But not beside a folder that the user named."""
-    whole = temporary / ("torchinductor_me" if known else "mine")
+    whole = temporary / "mine" if find is None else find(temporary)
     codecache = SimpleNamespace(_HEADER_DIR="/tmp/headers")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(whole / "threads-4"))
     compile_cache.keep_headers(codecache, OLD)
-    expected = whole if known else whole / "threads-4"
+    expected = whole if find else whole / "threads-4"
     assert Path(codecache._HEADER_DIR) == expected / "precompiled_headers"
-
-
-def make_locks(folder):
-    """Each file that torch locks in a cache that it has made, as all can enter it."""
-    folders = [folder / below / "locks" for below in (".", "precompiled_headers", "threads-4")]
-    for each in folders:
-        each.mkdir(parents=True)
-        (each / "a.lock").touch()
-    folder.chmod(0o755)
-    return [each / "a.lock" for each in folders]
-
-
-@pytest.mark.parametrize("mode", [0o755, 0o711, 0o750])
-@pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
-def test_a_cache_as_torch_makes_it_is_closed_to_others_and_kept(temporary, mode, settings, below):
-    """What others may have opened in it is locked no longer."""
-    folder = temporary / "torchinductor_me"
-    locks = make_locks(folder)
-    (folder / "compiled").touch()
-    folder.chmod(mode)
-    assert chosen(settings) == folder / below
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert (folder / "compiled").exists()
-    assert [each.exists() for each in locks] == [False, False, below == "."]
-
-
-@needs_root
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_cache_in_which_a_file_is_locked_is_the_last_choice(temporary, monkeypatch, which):
-    folder = temporary / "torchinductor_me"
-    locks = make_locks(folder)
-    with locks[which].open() as file:
-        as_stranger(lambda: fcntl.flock(file, fcntl.LOCK_EX))  # The descriptor holds it on.
-        assert chosen(OLD) == own_cache(temporary) / "threads-4"
-        assert chosen(OLD) == own_cache(temporary) / "threads-4"
-        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-        assert chosen(OLD) == folder / "threads-4"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert chosen(OLD) == folder / "threads-4"
 
 
 def test_without_a_private_folder_the_reason_is_told(temporary, monkeypatch):
     temporary.chmod(0o777)
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary))
-    with pytest.raises(RuntimeError, match=r"/tmp may be written by everyone.*; .*/inductor-.*: .*/tmp may"):
+    with pytest.raises(RuntimeError, match=r"/inductor-.*: .*/tmp may be written by everyone.*; .*/tmp may"):
         compile_cache.install(INDUCTOR)
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 def test_the_reason_of_each_attempt_is_told(temporary, monkeypatch):
-    (temporary / "torchinductor_me").touch()
+    temporary_cache(temporary).touch()
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     with pytest.raises(RuntimeError) as caught:
         compile_cache.install(INDUCTOR)
-    assert "torchinductor_me: Not a directory" in str(caught.value)
+    assert f"cpulaunch-inductor-{os.geteuid()}: Not a directory" in str(caught.value)
     assert "/proc/none" in str(caught.value)
     assert "other users" not in str(caught.value)
 
 
-def test_without_a_folder_for_temporary_files_the_own_cache_is_used(temporary, monkeypatch):
+def without_temporary_files(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/none"])
+
+
+def test_the_cache_needs_no_folder_for_temporary_files(temporary, monkeypatch):
+    without_temporary_files(monkeypatch)
     assert chosen(OLD) == own_cache(temporary) / "threads-4"
 
 
+def test_without_any_folder_the_reason_is_told(temporary, monkeypatch):
+    without_temporary_files(monkeypatch)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with pytest.raises(RuntimeError, match=r"\(this user has no home folder\)"):
+        compile_cache.install(INDUCTOR)
+
+
 @needs_root
-@pytest.mark.parametrize("folder", ["tmp/torchinductor_me", "home"])
-def test_folders_that_the_users_own_group_can_write_are_used(temporary, folder):
-    """As umask 002 makes them, where each user has a group: torch's folder, and a home."""
-    path = temporary.parent / folder
-    path.mkdir(exist_ok=True)
-    if folder == "home":
-        (temporary / "torchinductor_me").mkdir(mode=0o700)  # Root's.
-    os.chown(path, UID, UID)
+@pytest.mark.parametrize("has_home", [True, False])
+def test_folders_that_the_users_own_group_can_write_are_used(temporary, monkeypatch, has_home):
+    """As umask 002 makes them, where each user has a group; a folder for temporary files without a home."""
+    path = temporary.parent / "home"
+    if has_home:
+        os.chown(path, UID, UID)
     path.chmod(0o775)
-    expected = own_cache(temporary) if folder == "home" else path
-    getpass.getuser()
+    expected = own_cache(temporary) if has_home else temporary_cache(temporary, UID)
 
     def choose():
-        if chosen() != expected:
+        os.umask(0o002)
+        if chosen() != expected or expected.stat().st_mode & 0o777 != 0o700:
             raise OSError
 
     as_stranger(choose)
-
-
-def test_a_folder_in_which_others_can_make_files_is_not_used(temporary):
-    (temporary / "torchinductor_me").mkdir()
-    (temporary / "torchinductor_me").chmod(0o1777)
-    assert chosen() == own_cache(temporary)
 
 
 @pytest.mark.parametrize(("settings", "ends"), [(OLD, False), (INDUCTOR, True)])
