@@ -19,7 +19,7 @@ from cpulaunch.system.process_state import (
     process_ids,
     stat_fields,
 )
-from cpulaunch.system.signals import SIGINT
+from cpulaunch.system.signals import SIGINT, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,9 +130,23 @@ class FailureWatch:
                 return None
             if b"\nTracerPid:\t0\n" not in read_proc(f"{folder}/status"):
                 return None
-            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or None
+            return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or _hidden_failure(folder)
         except (OSError, IndexError, ValueError, OverflowError):
             return None
+
+
+def _hidden_failure(folder: str) -> int | None:
+    """Minus SIGKILL for a process of this user whose exit code the kernel hides; None for others. Raises: OSError.
+
+    The kernel shows a 0 then, and asks here for the same right: of a process that is not dumpable, or has capabilities.
+    Source: Linux, fs/proc/array.c, do_task_stat; fs/proc/namespaces.c, proc_ns_readlink; prctl(2), PR_SET_DUMPABLE.
+    """
+    try:
+        os.readlink(f"{folder}/ns/user")
+    except PermissionError:
+        users = read_proc(f"{folder}/status").partition(b"\nUid:")[2].partition(b"\n")[0].split()
+        return -SIGKILL if set(users) == {b"%d" % os.geteuid()} else None
+    return None
 
 
 class Watchdog:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -286,6 +287,43 @@ def test_an_end_that_a_traced_thread_hides_is_missed_while_the_supervisor_reads_
     assert [watch.failure() for _ in range(4)] == [None] * 4
     assert watch.sees_hidden_end
     assert [watch.failure(answers=False) for _ in range(3)] == [None, None, 3]
+
+
+HIDING = """
+import ctypes, os, sys, time
+from cpulaunch.launch.process.watchdog import FailureWatch
+DUMPABLE = 4  # Source: linux/prctl.h, PR_SET_DUMPABLE.
+prctl = ctypes.CDLL(None).prctl
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+    prctl(DUMPABLE, 1, 0, 0, 0)
+read, write = os.pipe()
+inner = os.fork()
+if not inner:
+    if not os.fork():
+        worker = os.fork()
+        if not worker:
+            prctl(DUMPABLE, int(sys.argv[1]), 0, 0, 0)
+            os._exit(3)
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+        os.write(write, b"x")
+    time.sleep(60)
+os.read(read, 1)
+watch = FailureWatch(inner, guards=1, grace_seconds=1.0)
+print([watch.failure() for _ in range(3)])
+os.killpg(0, 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has PR_SET_DUMPABLE")
+@pytest.mark.parametrize("dumpable", [True, False])
+def test_the_failure_of_a_worker_that_hides_its_exit_code_from_its_user_is_missed(dumpable):
+    command = [sys.executable, "-u", "-c", HIDING, str(int(dumpable))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60, start_new_session=True)
+    codes = ("[None, None, 3]", "[None, None, -9]")[: 1 if dumpable else 2]  # Not every kernel hides it.
+    assert done.stdout.strip() in codes
 
 
 @pytest.mark.parametrize("missing", ["self", f"{INNER}/task/{INNER}/children", f"{WORKER}/stat"])
