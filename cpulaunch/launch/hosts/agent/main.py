@@ -68,10 +68,12 @@ def run_agent(config: AgentConfig) -> AgentReport:
     from cpulaunch.launch.hosts.agent.config import check_event_handler, launch_config, make_logs_specs
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
+    from cpulaunch.launch.hosts.agent.log_tail import show_regular_logs
 
     if config.job.hosts[1] == 1:
         _keep_stores_on_loopback()
     read_any_error_file()
+    show_regular_logs()
 
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)

@@ -1,0 +1,89 @@
+"""The ranks' logs as torch's agent shows them: it waits at the end of a job for what it reads here."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+from cpulaunch.system.files.reading import open_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Event
+    from typing import Any, TextIO
+
+MAX_TEXT = 1 << 16
+"""Characters that are read at once: a write for each line would take longer than the ranks take to write it."""
+MAX_LINE = 1 << 20
+"""Characters of a line's rest, which are shown before the line ends."""
+MAX_REST = 1 << 26
+"""Bytes of a log that are shown after its rank has ended: a file without blocks may have any size."""
+
+
+class _Log(io.FileIO):
+    """A log that a process may go on writing. `end`: the position at which it ends; None: where the file does."""
+
+    end: int | None = None
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = len(buffer) if self.end is None else max(0, self.end - self.tell())
+        return super().readinto(memoryview(buffer)[:left])
+
+
+def show_regular_logs() -> None:
+    """Effect: torch's agent shows logs by `tail_log`.
+
+    Source: torch 2.13, torch/distributed/elastic/multiprocessing/tail_log.py, TailLog.start.
+    """
+    from torch.distributed.elastic.multiprocessing import tail_log as torchs
+
+    torchs.tail_logfile = tail_log
+
+
+def tail_log(
+    header: str,
+    file: str,
+    dst: TextIO,
+    finished: Event,
+    interval_sec: float,
+    log_line_filter: Callable[[str], bool] | None = None,
+    **_: Any,
+) -> None:
+    """Effect: writes the lines of a log, as they come, as torch's tail_logfile does, which reads anything to its end.
+
+    Of a regular file alone, and once the rank has ended, no further than the file reached then. Raises: OSError.
+    """
+    if file == os.devnull:  # The log of a rank that has none.
+        return
+    while (fd := _opened(file)) is None:
+        if finished.is_set():
+            return
+        time.sleep(interval_sec)  # torch's pause: nothing tells when the file is there.
+    with _Log(fd) as raw, io.TextIOWrapper(io.BufferedReader(raw), errors="replace") as log:
+        rest = 0
+        while True:
+            if finished.is_set() and raw.end is None:
+                size = os.fstat(fd).st_size
+                raw.end = min(size, raw.tell() + MAX_REST)
+                rest = size - raw.end
+            if text := log.read(MAX_TEXT):
+                if not text.endswith("\n"):
+                    text += log.readline(MAX_LINE)
+                lines = io.StringIO(text)
+                dst.write("".join(header + line for line in lines if log_line_filter is None or log_line_filter(line)))
+            elif raw.end is not None:
+                break
+            else:
+                time.sleep(interval_sec)  # torch's pause: nothing tells when there is more.
+        if rest > 0:
+            dst.write(f"{header}cpulaunch: {rest} more bytes are in the log alone\n")
+
+
+def _opened(file: str) -> int | None:
+    """A descriptor of a log; None if there is none yet, or if a process has a lease on it. Raises: OSError."""
+    try:
+        return open_regular(file, links=True)
+    except (FileNotFoundError, BlockingIOError):
+        return None
