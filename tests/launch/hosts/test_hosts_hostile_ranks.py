@@ -97,6 +97,32 @@ def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_pa
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(
+    ("codes", "restarted", "status"), [((), False, 0), ((3, -15), False, 3), ((-9,), False, 137), ((3,), True, 0)]
+)
+def test_a_host_that_the_job_did_not_need_has_succeeded_only_if_no_rank_of_its_last_attempt_failed(
+    codes, restarted, status
+):
+    """A rank can put its own host among those in the state of the rendezvous, and then fail."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, count_attempts, job_report
+
+    specs = count_attempts(DefaultLogsSpecs())
+    attempts = [{0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(each)}} for each in range(2)]
+    specs.reify(attempts[0])
+    for rank, code in enumerate(codes):
+        RecordedFailure(local_rank=rank, pid=7, exitcode=code, error_file="")
+    if restarted:
+        specs.reify(attempts[1])
+
+    def run():
+        None.is_failed()
+
+    assert job_report(run, logs_specs=specs).exit_code == status
+
+
+@pytest.mark.torch
 def test_the_attempt_is_told_whoever_places_the_logs(tmp_path):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -32,12 +32,16 @@ class RecordedFailure(ProcessFailure):  # type: ignore[misc]
     timestamp: int
     attempt_start = 0
     """When the ranks were started last (Unix time, whole seconds)."""
+    first_code: int | None = None
+    """The exit code, or minus the signal, of the first rank that has failed since then; None if none has."""
     recorded: str | None = None
     """The traceback that @record wrote, or the message alone."""
 
     def __post_init__(self) -> None:
         path, self.error_file = self.error_file, ""
         super().__post_init__()
+        if RecordedFailure.first_code is None:
+            RecordedFailure.first_code = self.exitcode
         content = read_json(path)
         error = error_in(content)
         if error is None:
@@ -115,8 +119,8 @@ def count_attempts(logs_specs: Any) -> Any:
 
 
 def _begin_attempt(envs: dict[int, dict[str, str]]) -> int:
-    """The number of the attempt. Effect: exceptions recorded before now do not tell when its ranks failed."""
-    RecordedFailure.attempt_start = int(time.time())
+    """The number of the attempt. Effect: failures and exceptions recorded before now are not those of its ranks."""
+    RecordedFailure.attempt_start, RecordedFailure.first_code = int(time.time()), None
     return int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
 
 
@@ -134,7 +138,14 @@ def job_report(run: Callable[[], None], *, logs_specs: Any) -> AgentReport:
     except AttributeError as error:
         if SPARE_HOST_ATTRIBUTE not in str(error):
             raise
+        # The ranks share the state of the rendezvous: one that has failed can put its own host among the spare ones.
+        return AgentReport(exit_code=_status(RecordedFailure.first_code or 0))
     return AgentReport(exit_code=0)
+
+
+def _status(code: int) -> int:
+    """The exit status for an exit code, or for minus a signal."""
+    return code if code >= 0 else 128 - code
 
 
 def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
@@ -150,9 +161,8 @@ def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
         _rank_failure(rank, failure, log=logs.get(failure.local_rank), shown=failure is ordered[0][1])
         for rank, failure in ordered
     )
-    code = failures[0].exit_code
     return AgentReport(
-        exit_code=code if code >= 0 else 128 - code, failures=failures, restarts=getattr(logs_specs, "restarts", 0)
+        exit_code=_status(failures[0].exit_code), failures=failures, restarts=getattr(logs_specs, "restarts", 0)
     )
 
 
