@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
+import os
 import threading
 from contextlib import ExitStack, suppress
 from functools import partial, wraps
@@ -90,6 +91,15 @@ these types: it takes tensors of one type only, or none in bf16."""
 
 _kernels: list[torch.library.Library] = []
 _lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """Effect: releases the lock in a forked child, where another thread's hold on it would last forever."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def allow_backward() -> None:
@@ -314,7 +324,8 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
             continue
         if each.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
             return True
-        is_computed = each.opname in COMPUTED and each.argval not in OF_ANY_DTYPE
+        is_same = each.opname == "LOAD_ATTR" and each.argval in OF_ANY_DTYPE and each.argval not in assigned
+        is_computed = each.opname in COMPUTED and not is_same
         if "CALL" in each.opname or is_computed or each.argrepr in ("@", "[]"):
             return False
         if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(_names(each)):
@@ -359,7 +370,8 @@ def _all_wide(tensors: list[Tensor]) -> list[Tensor]:
         if has_moved or (tensor.requires_grad and not is_tracked):
             wide[position] = _wide(tensor)
         else:
-            with torch.set_grad_enabled(tensor.grad_fn is not None or torch.is_grad_enabled()):
+            is_recorded = _is_usable(tensor) and tensor.grad_fn is not None
+            with torch.set_grad_enabled(is_recorded or torch.is_grad_enabled()):
                 again = view.of(wide[view.base])
             wide[position] = again if tensor.requires_grad == is_tracked else again.detach()
     return wide
@@ -374,7 +386,20 @@ def _wide(tensor: Tensor) -> Tensor:
     if tensor.requires_grad and not torch.is_grad_enabled():
         with torch.enable_grad():
             return _wide(tensor)
+    if tensor.requires_grad and not _is_usable(tensor):
+        tensor = tensor.detach()  # The program can use it without gradients alone, too.
     if not _is_strided(tensor) or 0 not in tensor.stride():
         return tensor.float()
     once = tuple([slice(0, 1 if stride == 0 else None) for stride in tensor.stride()])
     return tensor[once].float().expand(tensor.shape)
+
+
+def _is_usable(tensor: Tensor) -> bool:
+    """Whether torch computes with the tensor where gradients are enabled.
+
+    It does not with a view from no_grad, or one of several views from one operation, whose base was written to since.
+    """
+    try:
+        return tensor.grad_fn is not None or tensor.is_leaf
+    except RuntimeError:
+        return False

@@ -45,6 +45,7 @@ class Presence:
         self._windows, self._needed = 0, FIRST_WINDOWS
         self.absences = 0
         self._is_away, self._may_leave = False, True
+        self._is_returning = False
         self._seconds = FIRST_ABSENCE
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _return(reference))
@@ -89,13 +90,16 @@ class Presence:
     def come_back(self) -> bool:
         """Whether the wrapper is there. Effect: brings it back."""
         if self._is_away:
-            self._is_away = False  # Before it is there, as it may leave again at once.
+            self._is_returning, self._is_away = True, False  # Before it is there, as it may leave again at once.
             if not self._put():
                 self._is_away = True
+            self._is_returning = False
         return not self._is_away
 
     def return_in_child(self) -> None:
         """Effect: in a forked child, which has none of the other threads, the wrapper is there."""
+        if self._is_returning:  # In one of them, which may not have put it there yet.
+            self._is_returning, self._is_away = False, True
         if not self.come_back():
             self._start_waiting(RETRY_SECONDS)
 

@@ -71,3 +71,11 @@ def test_only_the_latest_studies_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         os.utime(folder / past.FILE, (number, number))
     assert [each.settings["threads"] for each in past_studies(str(tmp_path))] == ["7", "6", "5"]
     assert read == ["7", "6", "5"]
+
+
+def test_a_program_may_have_many_arguments(tmp_path: Path) -> None:
+    (folder := tmp_path / "machine" / "study").mkdir(parents=True)
+    identity = now("-m", "train", *(f"data/part-{number:05d}.parquet" for number in range(5000)))
+    past.write_about(str(folder), identity, {"threads": 2})
+    studies = past_studies(str(tmp_path))
+    assert past_configurations(studies, now("-m", "train"), SPACE) == ({"threads": 2},)

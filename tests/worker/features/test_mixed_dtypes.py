@@ -214,6 +214,7 @@ def test_an_assertion_that_fails_in_plain_calls_too_ends_no_mode(tmp_path: Path)
         ("limit > low, f'{limit} must be above {low}'", 0),
         ("limit.real == 2", 1),
         ("box.ndim == 5", 0),
+        ("layout is None", 1),
         ("limit > 0 and self.first(value) is None", 1),
         ("value is None", 1),
         ("box.result is None", 1),
@@ -226,7 +227,7 @@ def test_an_assertion_about_arguments_repeats_no_call(tmp_path: Path, condition:
         "    result = box.result = self.first(value)",
         *(f"    assert {condition}", "    value = result", "    return result"),
     )
-    found: dict[str, Any] = {"BOX": SimpleNamespace(ndim=2)}
+    found: dict[str, Any] = {"BOX": SimpleNamespace(ndim=2), "layout": 1}
     exec("\n".join(lines), found)  # Pytest writes assertions anew.
     model: Any = type("Asserted", (Part,), found)().eval()
     with installed(tmp_path, TorchSettings(precision="bf16")):

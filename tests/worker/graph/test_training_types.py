@@ -274,6 +274,34 @@ def test_views_of_results_have_gradients_and_can_be_written(tmp_path: Path, view
                 part.mul_(2)
 
 
+class Written(nn.Module):
+    """Its result is written to after views of it were made."""
+
+    def __init__(self, *, alone: bool) -> None:
+        super().__init__()
+        self.layer, self.alone = nn.Linear(SIZE, SIZE), alone
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        result = self.layer(x)
+        with torch.no_grad():
+            start = result[:2]
+        parts = [*result.chunk(2), start]
+        result.relu_()
+        return parts if self.alone else [result, *parts]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_views_of_what_is_written_to_later_can_be_read(tmp_path: Path, alone: bool) -> None:
+    model = Written(alone=alone)
+    with installed(tmp_path, TorchSettings(precision="bf16")), torch.enable_grad():
+        results = model(torch.randn(4, SIZE))
+        if not alone:
+            results[0].sum().backward()
+            assert model.layer.weight.grad is not None
+    assert [each.dtype for each in results] == [torch.float32] * len(results)
+    assert all(each.detach().min() >= 0 for each in results)
+
+
 @pytest.mark.parametrize("name", ["addr", "i1", "pinv", "sparse in fp32"])
 def test_what_runs_in_inference_can_be_compiled_in_the_programs_autocast(tmp_path: Path, name: str) -> None:
     x, weight = torch.randn(SIZE, SIZE), torch.eye(SIZE)

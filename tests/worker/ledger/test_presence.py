@@ -162,6 +162,20 @@ def test_it_may_leave_again_before_its_return_has_ended(monkeypatch: pytest.Monk
     assert wrapper.presence.come_back()
 
 
+def test_it_comes_back_in_a_child_of_a_fork_during_its_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = list[bool]()
+
+    def put() -> bool:
+        monkeypatch.setattr(wrapper, "_put", lambda: there.append(True) or True)
+        wrapper.presence.return_in_child()  # As in the child of another thread that forks now.
+        return True
+
+    wrapper = Wrapper(monkeypatch, put=put)
+    wrapper.windows(FIRST_WINDOWS + 1)
+    assert wrapper.presence.come_back()
+    assert there == [True]
+
+
 def test_it_comes_back_in_a_child_too_where_the_program_has_put_its_own_there(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = Wrapper(monkeypatch, put=lambda: False)
     wrapper.windows(FIRST_WINDOWS + 1)

@@ -38,7 +38,7 @@ class PastStudy:
 def write_about(folder: str, identity: StudyIdentity, winner: Configuration) -> None:
     """Effect: the study's folder says what it is about and what won. Raises: OSError."""
     about = {
-        "program": list(identity.program),
+        "program": list(_without_arguments(identity.program)),  # Arguments may be as many as there are files.
         "folder": identity.folder,
         "machine": dict(identity.machine),
         "versions": dict(identity.versions),
