@@ -130,7 +130,6 @@ def _retried_listener(address: str, port: int) -> socket.socket | None:
             if error.errno == errno.EADDRINUSE and _listens(port):
                 return None
             if not left:
-                # The launcher looks for these words: supervision/failure_text.py, store_found_port_in_use.
                 text = f"the store cannot listen at {address}, port {port}: {error.strerror}"
                 raise RuntimeError(text) from error
         time.sleep(RETRY_SECONDS)

@@ -215,16 +215,13 @@ def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None
     """Which process took the port of ranks that have failed and ended, as text; None if none did.
 
     A listener alone shows nothing: any user of the host may listen at another address of the port, or after the ranks.
-    A program may say anything, so what it says of a port on which none listens is bounded by MAX_LOST_PORTS alone.
     """
-    from cpulaunch.launch.supervision.failure_text import found_port_in_use, store_found_port_in_use
+    from cpulaunch.launch.supervision.failure_text import found_port_in_use
 
-    port = reservation.port
-    if result.first_failure is None or not found_port_in_use(result, port):
+    if result.first_failure is None or not found_port_in_use(result, reservation.port) or not reservation.is_taken():
         return None
-    if not store_found_port_in_use(result, port) and not reservation.is_taken():
-        return None
-    return f"port {port} of the ranks was taken by {port_holder(port) or 'another process'}"
+    holder = port_holder(reservation.port) or "another process"
+    return f"port {reservation.port} of the ranks was taken by {holder}"
 
 
 def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:

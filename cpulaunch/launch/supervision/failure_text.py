@@ -145,22 +145,10 @@ def found_port_in_use(result: LaunchResult, port: int) -> bool:
 
     torch's store and cpulaunch's name it. The program's own ports are another matter.
     """
+    recorded = (rank.error.text for rank in result.workers if rank.error is not None)
+    texts = (*recorded, *(line for rank in result.workers for line in rank.last_lines))
     named = re.compile(rf"\b{port}\b")
-    return any(_says_in_use(text, named) for rank in result.workers for text in _texts_of(rank))
-
-
-def store_found_port_in_use(result: LaunchResult, port: int) -> bool:
-    """Whether rank 0 says so in the words of cpulaunch's store. Who has kept it from the port may have let go of it."""
-    named = re.compile(rf"the store cannot listen at \S+, port {port}: ")
-    return any(_says_in_use(text, named) for rank in result.workers if rank.rank == 0 for text in _texts_of(rank))
-
-
-def _says_in_use(text: str, named: re.Pattern[str]) -> bool:
-    return any(words in text.lower() for words in IN_USE) and named.search(text) is not None
-
-
-def _texts_of(rank: WorkerResult) -> tuple[str, ...]:
-    return rank.last_lines if rank.error is None else (rank.error.text, *rank.last_lines)
+    return any(words in text.lower() and named.search(text) for text in texts for words in IN_USE)
 
 
 def exit_text(worker: WorkerResult) -> str:

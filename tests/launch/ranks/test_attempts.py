@@ -345,45 +345,6 @@ def test_a_lost_port_is_replaced_without_counting_a_restart(launch, impostor):
     assert "(pid " in lines[0]
 
 
-def test_a_port_that_was_taken_for_a_moment_is_replaced_too(launch, impostor):
-    """By a stranger who lets go of it once rank 0 has failed, and before all ranks have ended."""
-    launch.write("""
-        from cpulaunch.system.loopback_store import on_loopback
-        port = int(os.environ["MASTER_PORT"])
-        if rank == 0:
-            count = int(os.path.exists("port.0"))
-            say(f"port.{count}", port)
-            wait_for(f"go.{count}")
-            try:
-                on_loopback(lambda *place, **options: None)("127.0.0.1", port, is_master=True)
-            except RuntimeError:
-                say("failed", "1")
-                wait_for("gone")
-                raise
-    """)
-    process = launch.start(*TWO, "job.py")
-    lost = impostor.take(0)
-    text_of(launch.folder / "failed")
-    impostor.close()
-    for name in ("go.1", "gone"):
-        (launch.folder / name).touch()
-    job = launch.finish(process)
-    assert job.code == 0, job.err
-    assert f"port {lost} of the ranks was taken by another process; restarting" in job.err
-
-
-@pytest.mark.parametrize(("rank", "restarts"), [(0, 3), (1, 0)])
-def test_a_program_that_says_that_its_port_is_taken_is_restarted_three_times_at_most(launch, rank, restarts):
-    """Other ranks than rank 0 do not serve the port: where they try, it is rank 0 that has it."""
-    launch.write(f"""
-        if rank == {rank}:
-            port = os.environ["MASTER_PORT"]
-            sys.exit(f"the store cannot listen at 127.0.0.1, port {{port}}: Address already in use")
-    """)
-    job = launch.run(*TWO, "job.py")
-    assert (job.code, job.err.count("; restarting the ranks with a new port")) == (1, restarts)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="needs two addresses of loopback")
 def test_a_listener_beside_rank_0_restarts_no_job_that_fails_for_another_reason(launch, impostor):
     """Any user of the host may listen at another address of the same port, and at a port of the program's own too."""
