@@ -7,7 +7,7 @@ import select
 import signal
 import time
 
-from cpulaunch.launch.process.processes import ExitedChild, ended_child, is_child, traced_status
+from cpulaunch.launch.process.processes import ExitedChild, ended_child, is_child, own_children, traced_status
 from cpulaunch.system.libc import private_pipe, signal_descriptor
 from cpulaunch.system.process_state import all_threads_ended, has_ended_traced, open_pidfd
 
@@ -24,6 +24,8 @@ PIPE_BYTES = 1 << 16
 
 HOLD_SECONDS = 0.3
 """How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
+
+PAUSE_SECONDS = 0.01
 
 CHECK_SECONDS = 5.0
 """Between two looks whether the child that is waited for has ended, of which a traced thread is left."""
@@ -262,3 +264,14 @@ class ExitQueue:
                 return ExitedChild(pid=pid, status=traced_status(pid), unreaped=False)
             self.add(pid)  # While a thread of it executed a program, it seemed to have ended.
         return None
+
+
+def await_ends(seconds: float, spared: frozenset[int]) -> None:
+    """Effect: this process's children, except those spared, end by themselves within so many seconds; none is reaped.
+
+    A supervisor whose guard was killed ends everything by itself. The other guard, if it killed that supervisor at once
+    and were killed then, would leave what neither of them has removed.
+    """
+    deadline = time.monotonic() + seconds
+    while not all(map(ended_child, own_children() - spared)) and time.monotonic() < deadline:
+        time.sleep(PAUSE_SECONDS)  # No descriptor tells when the last of them has ended.

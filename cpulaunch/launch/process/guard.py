@@ -16,7 +16,7 @@ import os
 import signal
 import time
 
-from cpulaunch.launch.process.child_watch import ChildWatch
+from cpulaunch.launch.process.child_watch import ChildWatch, await_ends
 from cpulaunch.launch.process.descendants import kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
 from cpulaunch.launch.process.processes import (
@@ -137,6 +137,9 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
         try:
             code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
+            if code < 0:  # If it is the inner guard that was killed, the supervisor sees that this end is closed.
+                os.close(write)
+                await_ends(RELEASE_SECONDS, earlier_children)
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:

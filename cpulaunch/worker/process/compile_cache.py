@@ -79,6 +79,8 @@ def _private_folder(names: list[str]) -> str:
                 failures.append(f"{whole} may be entered by other users")
             elif not os.access(folder, os.W_OK | os.X_OK):
                 failures.append(f"{folder} is not writable")
+            elif os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+                failures.append(f"{folder} is mounted with noexec: no library can be loaded from there")
             else:
                 return folder
         except (OSError, ValueError) as error:

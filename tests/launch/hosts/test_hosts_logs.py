@@ -114,7 +114,7 @@ def test_of_a_log_of_any_size_the_rest_after_the_rank_has_ended_has_a_limit(tmp_
     output = Counting()
     tail_log("", str(tmp_path / "stdout.log"), output, finished, 0.01)
     assert (output.longest, output.count) == (MAX_TEXT + MAX_LINE, MAX_REST)
-    assert output.getvalue() == "cpulaunch: 5 more bytes are in the log alone\n"
+    assert output.getvalue() == "\ncpulaunch: 5 more bytes are in the log alone\n"
 
 
 def test_a_pipe_in_place_of_a_log_is_not_opened(tmp_path):

@@ -96,6 +96,32 @@ def test_no_run_folder_is_left_of_a_launch_killed_early(tmp_path, options):
     assert os.listdir(tmp_path / "tmp") == []
 
 
+KILLED_AT_REMOVAL = """
+import os, signal, sys
+from cpulaunch.launch.process import guard
+outer, plain = os.getpid(), guard._remove
+guard._remove = lambda remains: os.kill(outer, signal.SIGKILL) if os.getpid() == outer else plain(remains)
+sys.argv[0] = "cpulaunch"
+from cpulaunch.__main__ import main
+main()
+"""
+
+
+def test_no_run_folder_is_left_if_both_guards_are_killed_one_after_the_other(tmp_path):
+    """The outer one, when it has ended what the inner one has left, and has removed nothing yet."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "program.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(600)")
+    command = [sys.executable, "-c", KILLED_AT_REMOVAL, "--instances", "2", "--report", "r.json", "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert os.listdir(tmp_path / "tmp")
+        os.kill(chain(process.pid)["inner"], signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert os.listdir(tmp_path / "tmp") == []
+
+
 @pytest.mark.torch
 def test_no_empty_folder_of_logs_is_left_of_a_killed_supervisor(tmp_path):
     """Its files are kept, but there are none before a rank has started."""

@@ -118,6 +118,17 @@ def test_without_a_cache_a_private_folder_for_temporary_files_is_used(temporary,
     assert (temporary_cache(temporary) / "compiled").exists()
 
 
+def test_a_cache_from_which_no_library_can_be_loaded_is_not_used(temporary, monkeypatch):
+    plain, home = os.statvfs, str(temporary.parent / "home")
+
+    def statvfs(path):
+        found = plain(path)
+        return SimpleNamespace(f_flag=found.f_flag | os.ST_NOEXEC) if str(path).startswith(home) else found
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert chosen() == temporary_cache(temporary)
+
+
 @needs_root
 @pytest.mark.parametrize("taken", ["folder", "link"])
 def test_what_another_user_made_is_not_used(temporary, monkeypatch, taken):

@@ -62,7 +62,7 @@ def tail_log(
             return
         time.sleep(interval_sec)  # torch's pause: nothing tells when the file is there.
     with _Log(fd) as raw, io.TextIOWrapper(io.BufferedReader(raw), errors="replace") as log:
-        rest = 0
+        rest, ended = 0, True
         while True:
             if finished.is_set() and raw.end is None:
                 size = os.fstat(fd).st_size
@@ -71,6 +71,7 @@ def tail_log(
             if text := log.read(MAX_TEXT):
                 if not text.endswith("\n"):
                     text += log.readline(MAX_LINE)
+                ended = text.endswith("\n")
                 lines = io.StringIO(text)
                 dst.write("".join(header + line for line in lines if log_line_filter is None or log_line_filter(line)))
             elif raw.end is not None:
@@ -78,7 +79,8 @@ def tail_log(
             else:
                 time.sleep(interval_sec)  # torch's pause: nothing tells when there is more.
         if rest > 0:
-            dst.write(f"{header}cpulaunch: {rest} more bytes are in the log alone\n")
+            end_of_line = "" if ended else "\n"
+            dst.write(f"{end_of_line}{header}cpulaunch: {rest} more bytes are in the log alone\n")
 
 
 def _opened(file: str) -> int | None:
