@@ -93,13 +93,8 @@ _kernels: list[torch.library.Library] = []
 _lock = threading.Lock()
 
 
-def _renew_lock() -> None:
-    """Effect: releases the lock in a forked child, where another thread's hold on it would last forever."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+# In a forked child, another thread's hold on it would last for ever.
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 def allow_backward() -> None:
