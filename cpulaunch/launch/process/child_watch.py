@@ -7,7 +7,7 @@ import select
 import signal
 import time
 
-from cpulaunch.launch.process.processes import ExitedChild, ended_child, is_child, own_children, traced_status
+from cpulaunch.launch.process.processes import ExitedChild, endable_children, ended_child, is_child, traced_status
 from cpulaunch.system.libc import private_pipe, signal_descriptor
 from cpulaunch.system.process_state import all_threads_ended, has_ended_traced, open_pidfd
 
@@ -26,6 +26,7 @@ HOLD_SECONDS = 0.3
 """How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
 
 PAUSE_SECONDS = 0.01
+"""Between two looks whether children have ended."""
 
 CHECK_SECONDS = 5.0
 """Between two looks whether the child that is waited for has ended, of which a traced thread is left."""
@@ -273,5 +274,5 @@ def await_ends(seconds: float, spared: frozenset[int]) -> None:
     and were killed then, would leave what neither of them has removed.
     """
     deadline = time.monotonic() + seconds
-    while not all(map(ended_child, own_children() - spared)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline and not all(map(ended_child, endable_children() - spared)):
         time.sleep(PAUSE_SECONDS)  # No descriptor tells when the last of them has ended.

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from cpulaunch.launch.process.bind import Notify
     from cpulaunch.launch.process.processes import Guards
 
-ABANDONED_SECONDS = 5.0
-"""How long a supervisor may take to end once the outer guard is gone, after which it kills all workers at once."""
+ABANDONED_SECONDS, ORPHAN_SECONDS = 5.0, 1.0
+"""How long a supervisor may take to end once the outer guard, or the inner one, is gone, and to kill all workers."""
 
 RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 1.0, 0.01
 """How long a tracer from outside the launch, such as strace, may take to let go of a process that has ended."""
@@ -137,9 +137,9 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
         try:
             code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
-            if code < 0:  # If it is the inner guard that was killed, the supervisor sees that this end is closed.
+            if code < 0 and watchdog.complaint is None:  # A supervisor whose guard was killed sees this end closed.
                 os.close(write)
-                await_ends(RELEASE_SECONDS, earlier_children)
+                await_ends(ORPHAN_SECONDS, earlier_children)
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:

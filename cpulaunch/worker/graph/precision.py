@@ -310,6 +310,7 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
     arguments = set(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
     instructions = list(dis.get_instructions(code))
     assigned = {name for each in instructions if each.opname.startswith("STORE") for name in _names(each)}
+    attributes = {each.argval for each in instructions if each.opname == "STORE_ATTR"}
     failed = next(each for each in instructions if each.offset == trace.tb_lasti)
     if failed.opname != "RAISE_VARARGS" or failed.positions is None or failed.positions.lineno is None:
         return False
@@ -319,9 +320,8 @@ def is_of_arguments(error: Exception, module: nn.Module) -> bool:
             continue
         if each.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT"):
             return True
-        is_same = each.opname == "LOAD_ATTR" and each.argval in OF_ANY_DTYPE and each.argval not in assigned
-        is_computed = each.opname in COMPUTED and not is_same
-        if "CALL" in each.opname or is_computed or each.argrepr in ("@", "[]"):
+        is_same = each.opname == "LOAD_ATTR" and each.argval in OF_ANY_DTYPE and each.argval not in attributes
+        if "CALL" in each.opname or (each.opname in COMPUTED and not is_same) or each.argrepr in ("@", "[]"):
             return False
         if each.opname.startswith("LOAD_FAST") and not arguments.difference(assigned).issuperset(_names(each)):
             return False

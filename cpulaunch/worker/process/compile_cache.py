@@ -70,7 +70,7 @@ def _private_folder(names: list[str]) -> str:
     Only cpulaunch makes these caches, and closed to others, whatever the modes of what torch makes in them: in one that
     others can enter, they may have changed code, or lock it.
     """
-    failures = []
+    failures, unloadable = [], []
     for cache in _caches():
         try:
             whole = make_secure_folder(cache)
@@ -80,12 +80,14 @@ def _private_folder(names: list[str]) -> str:
             elif not os.access(folder, os.W_OK | os.X_OK):
                 failures.append(f"{folder} is not writable")
             elif os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
-                failures.append(f"{folder} is mounted with noexec: no library can be loaded from there")
+                unloadable.append(folder)  # Not all graphs are libraries.
             else:
                 return folder
         except (OSError, ValueError) as error:
             reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
             failures.append(": ".join(filter(None, [path, reason])) or str(error))
+    if unloadable:
+        return unloadable[0]
     tried = "; ".join(failures) or "this user has no home folder"
     raise RuntimeError(f"no private folder for compiled code ({tried}); set {VARIABLE}")
 

@@ -118,15 +118,16 @@ def test_without_a_cache_a_private_folder_for_temporary_files_is_used(temporary,
     assert (temporary_cache(temporary) / "compiled").exists()
 
 
-def test_a_cache_from_which_no_library_can_be_loaded_is_not_used(temporary, monkeypatch):
-    plain, home = os.statvfs, str(temporary.parent / "home")
+@pytest.mark.parametrize(("unloadable", "used"), [("home", temporary_cache), (".", own_cache)])
+def test_a_cache_from_which_no_library_can_be_loaded_is_the_last_choice(temporary, monkeypatch, unloadable, used):
+    plain, home = os.statvfs, str(temporary.parent / unloadable)
 
     def statvfs(path):
         found = plain(path)
         return SimpleNamespace(f_flag=found.f_flag | os.ST_NOEXEC) if str(path).startswith(home) else found
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    assert chosen() == temporary_cache(temporary)
+    assert chosen() == used(temporary)
 
 
 @needs_root

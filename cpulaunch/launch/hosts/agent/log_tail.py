@@ -71,9 +71,10 @@ def tail_log(
             if text := log.read(MAX_TEXT):
                 if not text.endswith("\n"):
                     text += log.readline(MAX_LINE)
-                ended = text.endswith("\n")
                 lines = io.StringIO(text)
-                dst.write("".join(header + line for line in lines if log_line_filter is None or log_line_filter(line)))
+                shown = "".join(header + line for line in lines if log_line_filter is None or log_line_filter(line))
+                ended = shown.endswith("\n") if shown else ended
+                dst.write(shown)
             elif raw.end is not None:
                 break
             else:
