@@ -275,4 +275,4 @@ def await_ends(seconds: float, spared: frozenset[int]) -> None:
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(map(ended_child, endable_children() - spared)):
-        time.sleep(PAUSE_SECONDS)  # No descriptor tells when the last of them has ended.
+        time.sleep(PAUSE_SECONDS)  # SIGCHLD tells the end only of those that were not started with another signal.
