@@ -741,10 +741,13 @@ def test_a_work_ends_and_its_future_is_completed_whenever_an_interrupt_comes(mon
         with pytest.raises(KeyboardInterrupt):
             work.wait()
     one.executor._works = deque(one.executor._works)
-    threading.Thread(target=one.executor._run_all, daemon=True).start()
+    thread = threading.Thread(target=one.executor._run_all, daemon=True)
+    thread.start()
     with deadline():
         one.executor.drain()
         assert work.is_completed()
+        one.executor.close()
+        thread.join()
         assert not one.executor.unfinished
         if future is not None and moment == "popped":
             with pytest.raises(RuntimeError, match="interrupted"):

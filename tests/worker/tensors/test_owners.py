@@ -8,6 +8,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.graph.trace import trace_call  # noqa: E402
 from cpulaunch.worker.tensors import owners  # noqa: E402
+from cpulaunch.worker.tensors.access import is_in_array, is_receiving  # noqa: E402
 from cpulaunch.worker.tensors.owners import is_held_elsewhere, own_view  # noqa: E402
 from cpulaunch.worker.weights.entry import ResidentWeight  # noqa: E402
 
@@ -72,7 +73,12 @@ def test_a_packed_weight_is_not_held_by_the_program(kind: str, transposed: bool)
     with torch.no_grad():
         entry.make(weight, x, None, nn.functional.linear)
     assert entry.form is not None
-    assert not is_held_elsewhere(weight)
+    assert not is_held_elsewhere(weight), (
+        torch._C._storage_Use_Count(weight.untyped_storage()._cdata),
+        owners._living(weight),
+        is_in_array(weight),
+        is_receiving(weight),
+    )
     of_program = weight.data
     assert is_held_elsewhere(weight)
     del of_program
