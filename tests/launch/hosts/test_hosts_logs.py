@@ -13,9 +13,9 @@ from cpulaunch.launch.hosts.agent.log_tail import MAX_LINE, MAX_REST, MAX_TEXT, 
 WAIT_SECONDS = 60.0
 
 
-def shown(file, *, tail=tail_log, during=None, **options):
+def shown(file, *, tail=tail_log, during=None, output=None, **options):
     """What is shown of a log if its rank ends once `during` has returned."""
-    output, finished = io.StringIO(), threading.Event()
+    output, finished = output or io.StringIO(), threading.Event()
     arguments = {"header": "[r0]:", "file": str(file), "dst": output, "finished": finished, "interval_sec": 0.01}
     thread = threading.Thread(target=tail, kwargs=arguments | options, daemon=True)
     thread.start()
@@ -24,7 +24,8 @@ def shown(file, *, tail=tail_log, during=None, **options):
     finished.set()
     thread.join(WAIT_SECONDS)
     assert not thread.is_alive()
-    return output.getvalue()
+    output.seek(0)
+    return output.read()
 
 
 @pytest.mark.torch
@@ -114,7 +115,7 @@ def test_of_a_log_of_any_size_the_rest_after_the_rank_has_ended_has_a_limit(tmp_
     output = Counting()
     tail_log("", str(tmp_path / "stdout.log"), output, finished, 0.01)
     assert (output.longest, output.count) == (MAX_TEXT + MAX_LINE, MAX_REST)
-    assert output.getvalue() == "\ncpulaunch: 5 more bytes are in the log alone\n"
+    assert output.getvalue() == "\ncpulaunch: 5 more bytes are only in the log\n"
 
 
 def test_a_pipe_in_place_of_a_log_is_not_opened(tmp_path):
@@ -146,3 +147,9 @@ def test_a_log_on_which_a_process_has_a_lease_is_shown_once_it_lets_go(tmp_path,
             time.sleep(0.01)  # Until the thread has read it.
 
     assert shown(tmp_path / "stdout.log", during=wait) == "[r0]:one\n"
+
+
+def test_characters_that_the_terminal_lacks_are_escaped(tmp_path):
+    (tmp_path / "stdout.log").write_text("café\nend\n")
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert shown(tmp_path / "stdout.log", output=terminal) == "[r0]:caf\\xe9\n[r0]:end\n"

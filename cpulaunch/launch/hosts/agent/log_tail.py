@@ -74,14 +74,25 @@ def tail_log(
                 lines = io.StringIO(text)
                 shown = "".join(header + line for line in lines if log_line_filter is None or log_line_filter(line))
                 ended = shown.endswith("\n") if shown else ended
-                dst.write(shown)
+                _write(dst, shown)
             elif raw.end is not None:
                 break
             else:
                 time.sleep(interval_sec)  # torch's pause: nothing tells when there is more.
         if rest > 0:
             end_of_line = "" if ended else "\n"
-            dst.write(f"{end_of_line}{header}cpulaunch: {rest} more bytes are in the log alone\n")
+            _write(dst, f"{end_of_line}{header}cpulaunch: {rest} more bytes are only in the log\n")
+
+
+def _write(dst: TextIO, text: str) -> None:
+    """Effect: writes the text, with escapes for characters that the encoding of `dst` lacks.
+
+    At the first of these, torch stops showing the log.
+    """
+    try:
+        dst.write(text)
+    except UnicodeEncodeError:
+        dst.write(text.encode(dst.encoding, "backslashreplace").decode(dst.encoding))
 
 
 def _opened(file: str) -> int | None:
