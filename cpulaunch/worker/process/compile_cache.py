@@ -31,7 +31,8 @@ def install(settings: TorchSettings) -> str:
     if VARIABLE in os.environ and os.environ[VARIABLE] != _default_of_torch():
         return ""
     try:
-        folder = _private_folder([settings.compile_cache] if settings.compile_cache else [])
+        names = [settings.compile_cache] if settings.compile_cache else []
+        folder = _private_folder(names, loads=settings.graph in ("inductor", "zentorch"))
     except RuntimeError as error:
         if settings.graph != "off":
             raise RuntimeError(f"{error}; --graph does nothing, as torch.compile makes its graphs") from None
@@ -64,11 +65,12 @@ def _folder_of_headers(folder: str, settings: TorchSettings) -> str:
     return whole if name == settings.compile_cache and whole in map(os.path.realpath, _caches()) else folder
 
 
-def _private_folder(names: list[str]) -> str:
+def _private_folder(names: list[str], *, loads: bool) -> str:
     """This user's cache, or the one for temporary files where that cannot be used; in it, the folder of these names.
 
     Only cpulaunch makes these caches, and closed to others, whatever the modes of what torch makes in them: in one that
-    others can enter, they may have changed code, or lock it.
+    others can enter, they may have changed code, or lock it. One mounted with noexec is the last choice, and none where
+    the graphs are libraries, which torch `loads`. Raises: RuntimeError.
     """
     failures, unloadable = [], []
     for cache in _caches():
@@ -80,13 +82,14 @@ def _private_folder(names: list[str]) -> str:
             elif not os.access(folder, os.W_OK | os.X_OK):
                 failures.append(f"{folder} is not writable")
             elif os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
-                unloadable.append(folder)  # Not all graphs are libraries.
+                unloadable.append(folder)
+                failures.append(f"{folder} is mounted with noexec: no library can be loaded from there")
             else:
                 return folder
         except (OSError, ValueError) as error:
             reason, path = getattr(error, "strerror", None), getattr(error, "filename", None)
             failures.append(": ".join(filter(None, [path, reason])) or str(error))
-    if unloadable:
+    if unloadable and not loads:
         return unloadable[0]
     tried = "; ".join(failures) or "this user has no home folder"
     raise RuntimeError(f"no private folder for compiled code ({tried}); set {VARIABLE}")

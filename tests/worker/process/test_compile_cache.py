@@ -120,6 +120,7 @@ def test_without_a_cache_a_private_folder_for_temporary_files_is_used(temporary,
 
 @pytest.mark.parametrize(("unloadable", "used"), [("home", temporary_cache), (".", own_cache)])
 def test_a_cache_from_which_no_library_can_be_loaded_is_the_last_choice(temporary, monkeypatch, unloadable, used):
+    """And none where all that is made there are libraries."""
     plain, home = os.statvfs, str(temporary.parent / unloadable)
 
     def statvfs(path):
@@ -127,7 +128,12 @@ def test_a_cache_from_which_no_library_can_be_loaded_is_the_last_choice(temporar
         return SimpleNamespace(f_flag=found.f_flag | os.ST_NOEXEC) if str(path).startswith(home) else found
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    assert chosen() == used(temporary)
+    assert chosen(ONEDNN) == used(temporary)
+    if unloadable == "home":
+        assert chosen(INDUCTOR) == used(temporary)
+    else:
+        with pytest.raises(RuntimeError, match=r"mounted with noexec.*; set TORCHINDUCTOR_CACHE_DIR"):
+            compile_cache.install(INDUCTOR)
 
 
 @needs_root
