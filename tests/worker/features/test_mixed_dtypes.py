@@ -223,7 +223,7 @@ def test_an_assertion_that_fails_in_plain_calls_too_ends_no_mode(tmp_path: Path)
 )
 def test_an_assertion_about_arguments_repeats_no_call(tmp_path: Path, condition: str, repeats: int) -> None:
     lines = (
-        *("def forward(self, value, limit=1, *, low=5, box=BOX):", "    self.calls += 1"),
+        *("def forward(self, value, limit=1, *, low=5, box=BOX):", "    self.calls += 1", "    ndim = 1"),
         "    result = box.result = self.first(value)",
         *(f"    assert {condition}", "    value = result", "    return result"),
     )

@@ -73,12 +73,9 @@ def test_a_packed_weight_is_not_held_by_the_program(kind: str, transposed: bool)
     with torch.no_grad():
         entry.make(weight, x, None, nn.functional.linear)
     assert entry.form is not None
-    assert not is_held_elsewhere(weight), (
-        torch._C._storage_Use_Count(weight.untyped_storage()._cdata),
-        owners._living(weight),
-        is_in_array(weight),
-        is_receiving(weight),
-    )
+    assert not is_in_array(weight)
+    assert not is_receiving(weight)
+    assert not is_held_elsewhere(weight)
     of_program = weight.data
     assert is_held_elsewhere(weight)
     del of_program
