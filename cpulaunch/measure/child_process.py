@@ -14,10 +14,10 @@ import time
 from contextlib import suppress
 
 from cpulaunch.launch.process.bind import UNBOUND
-from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, wait_for_exit
+from cpulaunch.launch.process.child_watch import MAX_WAIT_SECONDS, await_ends, wait_for_exit
 from cpulaunch.launch.process.descriptors import StdioFds, fork_error
 from cpulaunch.launch.process.exec_spec import ExecSpec
-from cpulaunch.launch.process.processes import ended_child, kill_children, own_children, signal_child, signal_group
+from cpulaunch.launch.process.processes import kill_children, own_children, signal_child, signal_group
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
@@ -38,8 +38,6 @@ GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM. A launch may give its workers longer; a measurement does not."""
 REMAINS_SECONDS = 6.0
 """How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
-CHECK_SECONDS = 0.02
-"""Between two looks whether it has ended."""
 
 
 @record
@@ -110,14 +108,15 @@ def run_child(
             child.signal(signal.SIGTERM)
             child.wait(GRACE_SECONDS)
     except KeyboardInterrupt:
-        child.signal(signal.SIGTERM)  # A launch removes its files.
-        child.wait(GRACE_SECONDS, heedless=True)
+        if not (guarded and setup.control is not None and _guard_is_gone(setup.control)):
+            child.signal(signal.SIGTERM)  # A launch removes its files.
+            child.wait(GRACE_SECONDS, heedless=True)
         raise
     finally:
         if guarded and child.exit_code is None:
             signal_child(child.pid, signal.SIGKILL)  # Not its other processes: they end all and remove its files.
         if guarded and (child.exit_code is None or child.exit_code < 0):
-            _wait_for_ends(spared)
+            await_ends(REMAINS_SECONDS, spared)
         kill_children(spared)
         child.close()
         if setup.pauses is not None:
@@ -130,16 +129,6 @@ def run_child(
         stderr_tail=child.tails[1],
         enough=child.was_enough,
     )
-
-
-def _wait_for_ends(spared: frozenset[int]) -> None:
-    """Effect: waits until all children but those `spared` have ended, at most REMAINS_SECONDS; reaps none.
-
-    Does not wait where the system has no waitid(2), as Python < 3.13 on macOS.
-    """
-    deadline = time.monotonic() + REMAINS_SECONDS if hasattr(os, "waitid") else 0.0
-    while time.monotonic() < deadline and any(ended_child(pid) is None for pid in own_children() - spared):
-        time.sleep(CHECK_SECONDS)  # No descriptor tells of children that others leave to this process meanwhile.
 
 
 class _Child:
@@ -275,6 +264,13 @@ class _Child:
 def _unread_bytes(fd: int) -> int:
     """How many bytes are in a pipe. Source: ioctl_pipe(2), FIONREAD."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def _guard_is_gone(control: int) -> bool:
+    """Whether this process, whose guard has ended, is killed within a second or five, by another one."""
+    gone = select.poll()
+    gone.register(control, 0)
+    return bool(gone.poll(0))  # POLLHUP: nothing has the other end.
 
 
 def _arrived(control: int) -> bytes:

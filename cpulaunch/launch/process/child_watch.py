@@ -26,7 +26,7 @@ HOLD_SECONDS = 0.3
 """How long a tracer may take to let go of a child that has ended: debuggers and strace do so at once."""
 
 PAUSE_SECONDS = 0.01
-"""Between two looks whether children have ended."""
+"""Between two checks of whether children have ended."""
 
 CHECK_SECONDS = 5.0
 """Between two looks whether the child that is waited for has ended, of which a traced thread is left."""
@@ -268,11 +268,14 @@ class ExitQueue:
 
 
 def await_ends(seconds: float, spared: frozenset[int]) -> None:
-    """Effect: this process's children, except those spared, end by themselves within so many seconds; none is reaped.
+    """Effect: waits until all children but those `spared` have ended, at most so many seconds; reaps none.
 
-    A supervisor whose guard was killed ends everything by itself. The other guard, if it killed that supervisor at once
-    and were killed then, would leave what neither of them has removed.
+    Does not wait for setuid programs that run as another user.
     """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(map(ended_child, endable_children() - spared)):
-        time.sleep(PAUSE_SECONDS)  # SIGCHLD tells the end only of those that were not started with another signal.
+    while time.monotonic() < deadline and not all(map(_has_ended, endable_children() - spared)):
+        time.sleep(PAUSE_SECONDS)  # No descriptor tells of children that others leave to this process meanwhile.
+
+
+def _has_ended(pid: int) -> bool:
+    return ended_child(pid) is not None or has_ended_traced(pid)

@@ -28,19 +28,12 @@ from cpulaunch.launch.process.processes import (
     traced_status,
 )
 from cpulaunch.launch.process.replace import flush_standard_streams
+from cpulaunch.launch.process.run_directory import Remains
 from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.process.watchdog import FailureWatch, Watchdog
 from cpulaunch.records.record import record
-from cpulaunch.system.control_group import (
-    LaunchCgroup,
-    choose_cgroup,
-    kill_cgroup,
-    make_cgroup,
-    move_to_cgroup,
-    remove_cgroup,
-    remove_leftovers,
-)
-from cpulaunch.system.files.folders import path_exists, remove_if_empty, remove_path
+from cpulaunch.system.control_group import LaunchCgroup, choose_cgroup, make_cgroup, move_to_cgroup, remove_leftovers
+from cpulaunch.system.files.folders import path_exists
 from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
 from cpulaunch.system.signals import ENDING, passed_on
 
@@ -51,8 +44,10 @@ if TYPE_CHECKING:
     from cpulaunch.launch.process.bind import Notify
     from cpulaunch.launch.process.processes import Guards
 
-ABANDONED_SECONDS, ORPHAN_SECONDS = 5.0, 1.0
-"""How long a supervisor may take to end once the outer guard, or the inner one, is gone, and to kill all workers."""
+ABANDONED_SECONDS = 5.0
+"""How long a supervisor may take to end after the outer guard was killed; then the inner one kills everything."""
+ORPHAN_SECONDS = 1.0
+"""The same after the inner guard was killed, for the outer one; and for launches whose supervisor was killed."""
 
 RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 1.0, 0.01
 """How long a tracer from outside the launch, such as strace, may take to let go of a process that has ended."""
@@ -71,19 +66,6 @@ class GuardLink:
     inherited: Inherited
     cgroup: LaunchCgroup | None = None
     adopts_orphans: bool = False
-
-
-@record
-class _Remains:
-    """What is left of a launch whose supervisor was killed: run directory, cgroup, an empty directory for logs.
-
-    The supervisor or the inner guard makes them, under names that were chosen before: so whenever a process is killed,
-    there is another one that knows what to remove.
-    """
-
-    directory: str | None
-    cgroup: str | None
-    logs: str | None
 
 
 def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has to know all this.
@@ -115,7 +97,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     earlier_children = own_children()
     if not earlier_children:
         adopt_orphans()
-    remains = _Remains(directory=directory, cgroup=choose_cgroup(), logs=logs)
+    remains = Remains(directory=directory, cgroup=choose_cgroup(), logs=logs, has_launches=not asks)
     read, write = private_pipe()
     guards: Guards = (this_guard(remains.cgroup),)
     child = _fork()
@@ -137,7 +119,9 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         watch = ChildWatch(child, urgent=urgent, others=signals - ending - stop, kept=stop)
         try:
             code = _forward_signals(child, watchdog, watch, remains, spared=earlier_children)
-            if code < 0 and watchdog.complaint is None:  # A supervisor whose guard was killed sees this end closed.
+            if code < 0 and watchdog.complaint is None:
+                # The supervisor ends everything once this end is closed. If it were killed at once, and this process
+                # just then, the run's directory would stay.
                 os.close(write)
                 await_ends(ORPHAN_SECONDS, earlier_children)
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
@@ -184,7 +168,7 @@ def _fork() -> int:
         raise fork_error(error) from None
 
 
-def _enter_adopting_guard(guards: Guards, control: int, remains: _Remains, notify: Notify) -> Guards:
+def _enter_adopting_guard(guards: Guards, control: int, remains: Remains, notify: Notify) -> Guards:
     """The guards, with the calling process, which becomes one that only waits; only its child returns.
 
     Raises: LaunchError.
@@ -199,7 +183,7 @@ def _enter_adopting_guard(guards: Guards, control: int, remains: _Remains, notif
     return (*guards, own)
 
 
-def _guard(child: int, above: Guards, remains: _Remains, notify: Notify) -> NoReturn:
+def _guard(child: int, above: Guards, remains: Remains, notify: Notify) -> NoReturn:
     """Effect: this process waits until its child ends, ends everything, and ends with the child's exit code.
 
     If its parent ends first, the child has some seconds to end. If a worker has stopped a guard `above`, be it by a
@@ -208,6 +192,8 @@ def _guard(child: int, above: Guards, remains: _Remains, notify: Notify) -> NoRe
     """
     try:
         code = _wait_for(child, above[-1].pid, remains)
+        if code < 0 and remains.has_launches:
+            await_ends(ORPHAN_SECONDS, frozenset())
     finally:
         try:
             _end_and_remove(remains)
@@ -219,7 +205,7 @@ def _guard(child: int, above: Guards, remains: _Remains, notify: Notify) -> NoRe
 
 
 def _enter_inner_guard(
-    guards: Guards, control: int, remains: _Remains, notify: Notify
+    guards: Guards, control: int, remains: Remains, notify: Notify
 ) -> tuple[Guards, LaunchCgroup | None]:
     """All guards, and the cgroup that the supervisor is in, if any; only it, the child of this process, returns.
 
@@ -235,7 +221,7 @@ def _enter_inner_guard(
     try:
         supervisor = _fork()
     except BaseException:
-        _remove(remains)
+        remains.remove()
         raise
     if supervisor == 0:
         os.close(write)
@@ -257,7 +243,7 @@ def _tell_moved(write: int) -> None:
         return  # The supervisor was killed.
 
 
-def _wait_for(child: int, parent: int, remains: _Remains) -> int:
+def _wait_for(child: int, parent: int, remains: Remains) -> int:
     """The child's exit code, or minus the signal that killed it. Effect: see `_end_or_traced_end_of`.
 
     Kills everything if the child does not end soon after the parent: a worker may have stopped it.
@@ -272,14 +258,14 @@ def _wait_for(child: int, parent: int, remains: _Remains) -> int:
         if deadline is not None and deadline <= now:
             deadline = now + RELEASE_SECONDS
             signal_process(child, signal.SIGKILL)
-            _kill_cgroup(remains)
+            remains.kill_cgroup()
             kill_descendants()
         watch.next_signal(None if deadline is None else deadline - now)
     return code
 
 
 def _end_or_traced_end_of(
-    child: int, watch: ChildWatch, remains: _Remains, spared: frozenset[int] = frozenset()
+    child: int, watch: ChildWatch, remains: Remains, spared: frozenset[int] = frozenset()
 ) -> int | None:
     """The child's exit code, or minus the signal that killed it (SIGKILL if that is not told); None if it still runs.
 
@@ -311,7 +297,7 @@ def _end_of(child: int) -> int | None:
 
 
 def _forward_signals(
-    child: int, watchdog: Watchdog, watch: ChildWatch, remains: _Remains, *, spared: frozenset[int]
+    child: int, watchdog: Watchdog, watch: ChildWatch, remains: Remains, *, spared: frozenset[int]
 ) -> int:
     """The inner guard's exit code, or minus the signal that killed it.
 
@@ -323,7 +309,7 @@ def _forward_signals(
         if number is None:
             if kept is None:
                 signal_process(child, signal.SIGKILL)
-            _kill_cgroup(remains)
+            remains.kill_cgroup()
             kill_descendants(spared, kept)
             kept = None
         elif number == signal.SIGCHLD:
@@ -362,33 +348,18 @@ def _stop_with_shell_job(watchdog: Watchdog) -> None:
         watchdog.forward(signal.SIGCONT)
 
 
-def _end_and_remove(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
+def _end_and_remove(remains: Remains, spared: frozenset[int] = frozenset()) -> None:
     """Effect: every process of the launch but the guards is killed, and nothing else of it is left either."""
     try:
         _end_everything(remains, spared)
     finally:
-        _remove(remains)
+        remains.remove()
 
 
-def _end_everything(remains: _Remains, spared: frozenset[int] = frozenset()) -> None:
+def _end_everything(remains: Remains, spared: frozenset[int] = frozenset()) -> None:
     """Effect: every process of the launch but the guards is killed, and reaped if this process adopted it."""
-    _kill_cgroup(remains)
+    remains.kill_cgroup()
     kill_children(spared)
-
-
-def _kill_cgroup(remains: _Remains) -> None:
-    if remains.cgroup is not None:
-        kill_cgroup(remains.cgroup)
-
-
-def _remove(remains: _Remains) -> None:
-    """Effect: the run's directory, its cgroup and an empty directory for its logs do not exist."""
-    if remains.cgroup is not None:
-        remove_cgroup(remains.cgroup)
-    if remains.directory is not None:
-        remove_path(remains.directory)
-    if remains.logs is not None:
-        remove_if_empty(remains.logs)
 
 
 def _exit_code(code: int) -> int:
@@ -396,4 +367,4 @@ def _exit_code(code: int) -> int:
 
 
 def _killed_text(code: int) -> str:
-    return f"the supervisor was killed by signal {-code}; all workers were ended"
+    return f"a process of the launcher was killed by signal {-code}; all workers were ended"

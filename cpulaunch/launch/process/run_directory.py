@@ -1,4 +1,7 @@
-"""The run directory: the workers' event files and the ranks' error files; removed when the run is over."""
+"""The run directory: the workers' event files and the ranks' error files; removed when the run is over.
+
+So is everything else that a launch makes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import os
 from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.exec_spec import ExecSpec, with_variables
 from cpulaunch.records.errors import LaunchError, NoSpaceError
+from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
+from cpulaunch.system.control_group import kill_cgroup, remove_cgroup
 from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, unpredictable
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.trust import is_secure, make_secure_folder, secure_path
@@ -29,6 +34,35 @@ Source: Python's tempfile, whose import takes as long as planning.
 
 PROBE_BYTES = 1 << 16
 """A folder into which these do not fit is full."""
+
+
+@record
+class Remains:
+    """What is left of a launch whose supervisor was killed: run directory, cgroup, an empty directory for logs.
+
+    The supervisor or the inner guard makes them, under names that were chosen before: so whenever a process is killed,
+    there is another one that knows what to remove. `has_launches`: the supervisor measures launches, which remove their
+    own files when they end with it.
+    """
+
+    directory: str | None
+    cgroup: str | None
+    logs: str | None
+    has_launches: bool
+
+    def kill_cgroup(self) -> None:
+        """Effect: kills every process in the cgroup."""
+        if self.cgroup is not None:
+            kill_cgroup(self.cgroup)
+
+    def remove(self) -> None:
+        """Effect: the run's directory, its cgroup and an empty directory for its logs do not exist."""
+        if self.cgroup is not None:
+            remove_cgroup(self.cgroup)
+        if self.directory is not None:
+            remove_path(self.directory)
+        if self.logs is not None:
+            remove_if_empty(self.logs)
 
 
 def make_unique_directory(parent: str, prefix: str) -> str:

@@ -227,7 +227,7 @@ def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None
 def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     """Whether the launch is to end: by a signal that came until now, or because the guard is gone.
 
-    Effect: then the guard asks no longer whether this process still reads.
+    Effect: then the guard asks no longer whether this process still reads; without a guard, the cgroup is removed.
     """
     if result.end_requested:
         return True
@@ -239,6 +239,8 @@ def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     ends = not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
     if ends:
         stop_writing(options.control)
+    if not numbers and options.cgroup is not None:
+        options.cgroup.remove()
     return ends
 
 

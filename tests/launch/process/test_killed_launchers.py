@@ -98,9 +98,9 @@ def test_no_run_folder_is_left_of_a_launch_killed_early(tmp_path, options):
 
 KILLED_AT_REMOVAL = """
 import os, signal, sys
-from cpulaunch.launch.process import guard
-outer, plain = os.getpid(), guard._remove
-guard._remove = lambda remains: os.kill(outer, signal.SIGKILL) if os.getpid() == outer else plain(remains)
+from cpulaunch.launch.process.run_directory import Remains
+outer, plain = os.getpid(), Remains.remove
+Remains.remove = lambda remains: os.kill(outer, signal.SIGKILL) if os.getpid() == outer else plain(remains)
 sys.argv[0] = "cpulaunch"
 from cpulaunch.__main__ import main
 main()
@@ -140,3 +140,33 @@ def test_no_empty_folder_of_logs_is_left_of_a_killed_supervisor(tmp_path):
     os.kill(supervisor, signal.SIGKILL)
     assert process.wait() == 128 + signal.SIGKILL
     assert os.listdir(tmp_path / "tmp") == []
+
+
+SLOW = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
+open(f"pid-{os.getpid()}", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("target", ["guard", "inner", "supervisor"])
+def test_a_killed_comparison_leaves_nothing_of_the_launch_that_it_measures(tmp_path, prefix, target):
+    """Even if the program takes longer to end after SIGTERM than the guards wait for the comparison."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "program.py").write_text(SLOW)
+    sides = ["--instances 2 --oversubscribe", "--instances 2 --oversubscribe --env A=1"]
+    command = [*prefix, sys.executable, "-m", "cpulaunch", "compare", *sides, "--", "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as process:
+        pids = eventually(lambda: _pids(tmp_path), "two instances")
+        assert len(os.listdir(tmp_path / "tmp")) == 2  # Of the comparison, and of the launch.
+        os.kill(chain(process.pid)[target], signal.SIGKILL)
+        process.wait()
+    eventually(lambda: not any(map(alive, pids)), "the end of the launch")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")
+
+
+def _pids(folder):
+    pids = [int(path.name[4:]) for path in folder.glob("pid-*")]
+    return pids if len(pids) == 2 else None
