@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cpulaunch
+from cpulaunch.system.files.paths import without_relative_folders
 from cpulaunch.system.interrupts import interruptible
 
 SECONDS = 120.0
@@ -97,16 +98,9 @@ def run_program(argv: Sequence[str], environ: Mapping[str, str]) -> ProgramResul
     return ProgramResult(exit_code=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def _without_relative_folders(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables, PYTHONPATH without the current folder: Python makes its relative and empty entries absolute."""
-    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
-    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
-    return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
-
-
 def read_torch_report(interpreter: str, environ: Mapping[str, str], *, run: Runner) -> TorchFacts | BrokenTorch | None:
     """What the torch of an interpreter reports; None if the interpreter has no torch."""
-    result = run([interpreter, "-c", REPORT_PROGRAM], _without_relative_folders(environ))
+    result = run([interpreter, "-c", REPORT_PROGRAM], without_relative_folders(environ))
     if result.exit_code != 0:
         return BrokenTorch(reason=_last_line(result))
     try:

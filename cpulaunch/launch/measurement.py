@@ -10,6 +10,7 @@ import subprocess
 from cpulaunch.records.cpulist import format_cpulist
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import OWN_VARIABLES
+from cpulaunch.system.files.paths import without_relative_folders
 from cpulaunch.system.interrupts import interruptible
 
 TYPE_CHECKING = False
@@ -90,7 +91,8 @@ def _run(
 def _environment(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the plan's first rank, without the variables that number the ranks."""
     planned = {**environ, **dict(plan.workers[0].env)}
-    return {name: value for name, value in planned.items() if value is not None and name not in RANK_VARIABLES}
+    kept = {name: value for name, value in planned.items() if value is not None and name not in RANK_VARIABLES}
+    return without_relative_folders(kept)
 
 
 def _end(child: subprocess.Popen[str]) -> None:

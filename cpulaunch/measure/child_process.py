@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import math
 import os
 import select
 import signal
@@ -22,7 +23,7 @@ from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import adopt_orphans, private_pipe
-from cpulaunch.system.signals import ENDING, SIGCONT, SIGTSTP
+from cpulaunch.system.signals import ENDING, SIGCONT, SIGINT, SIGTSTP
 from cpulaunch.system.terminal import leave_terminal
 
 TYPE_CHECKING = False
@@ -36,6 +37,8 @@ ASK_SECONDS = 0.1
 """Between two questions whether it is enough."""
 GRACE_SECONDS = 10.0
 """How long a process may take to end after SIGTERM. A launch may give its workers longer; a measurement does not."""
+LAST_SECONDS = 0.4
+"""The same once the guard is gone: another one kills this process within a second or five."""
 REMAINS_SECONDS = 6.0
 """How long a launch whose guard was killed may take to end, and to remove its files: the others may wait five."""
 
@@ -108,9 +111,8 @@ def run_child(
             child.signal(signal.SIGTERM)
             child.wait(GRACE_SECONDS)
     except KeyboardInterrupt:
-        if not (guarded and setup.control is not None and _guard_is_gone(setup.control)):
-            child.signal(signal.SIGTERM)  # A launch removes its files.
-            child.wait(GRACE_SECONDS, heedless=True)
+        child.signal(signal.SIGTERM)  # A launch removes its files.
+        child.wait(GRACE_SECONDS, ending=True)
         raise
     finally:
         if guarded and child.exit_code is None:
@@ -172,22 +174,26 @@ class _Child:
         if hasattr(os, "waitid") or self._waiter.is_alive():
             signal_group(self.pid, number)
 
-    def wait(self, seconds: float, *, heedless: bool = False, enough: Callable[[], bool] | None = None) -> bool:
+    def wait(self, seconds: float, *, ending: bool = False, enough: Callable[[], bool] | None = None) -> bool:
         """Whether the command ends by itself within this time, pauses not included, and before it is `enough`.
 
         Effect: passes its output on; stops and continues it as Ctrl-Z and `fg` ask. Raises: KeyboardInterrupt after an
-        ending signal, unless it is `heedless` of signals; NotExecutableError.
+        ending signal; NotExecutableError. If it is `ending` already, Ctrl-C ends the wait at once, and the guard's end
+        after LAST_SECONDS.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
-        for fd in (*self._streams, self._ended, *([] if heedless or self._control is None else [self._control])):
+        for fd in (*self._streams, self._ended, *([] if self._control is None else [self._control])):
             poll.register(fd, select.POLLIN)
         if self._starting is not None:
             poll.register(self._starting, select.POLLIN)
         while (left := deadline - time.monotonic()) > 0:
             ready = {fd for fd, _ in poll.poll(min(left, MAX_WAIT_SECONDS if enough is None else ASK_SECONDS) * 1000)}
             if self._control is not None and self._control in ready:
-                deadline += self._follow_control(self._control)
+                if ending:
+                    deadline = min(deadline, self._last_moment(self._control, poll))
+                else:
+                    deadline += self._follow_control(self._control)
             if self._starting in ready or self._ended in ready:
                 self._confirm_executed(poll)
             for fd in ready & self._streams.keys():
@@ -224,6 +230,19 @@ class _Child:
         paused = time.monotonic() - begun
         self.paused_seconds += paused
         return paused
+
+    def _last_moment(self, control: int, poll: select.poll) -> float:
+        """How long an ending command may go on by the signals that have arrived, in seconds of the monotonic clock.
+
+        Effect: an ended guard's pipe is no longer polled.
+        """
+        numbers = os.read(control, READ_BYTES)
+        if SIGINT in numbers:
+            return 0.0
+        if numbers:
+            return math.inf
+        poll.unregister(control)
+        return time.monotonic() + LAST_SECONDS
 
     def _read(self, fd: int) -> int | None:
         """How many bytes the stream had; 0: it has ended; None: another process has read them. Effect: passes them on.
@@ -264,13 +283,6 @@ class _Child:
 def _unread_bytes(fd: int) -> int:
     """How many bytes are in a pipe. Source: ioctl_pipe(2), FIONREAD."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _guard_is_gone(control: int) -> bool:
-    """Whether this process, whose guard has ended, is killed within a second or five, by another one."""
-    gone = select.poll()
-    gone.register(control, 0)
-    return bool(gone.poll(0))  # POLLHUP: nothing has the other end.
 
 
 def _arrived(control: int) -> bytes:

@@ -55,17 +55,21 @@ def source_file(kind: ProgramKind, target: str, environ: Mapping[str, str]) -> s
 
 
 def module_file(name: str, path: Sequence[str]) -> str | None:
-    """The source of a module in these folders, that of its __main__ for a package; packages are not imported."""
-    spec, begun = None, ""
+    """The source of a module in these folders, that of its __main__ for a package; packages are not imported.
+
+    Each part is looked up by its own name alone: importlib takes the folders of a part of a namespace package, by its
+    whole name, from the package, which must have been imported.
+    """
+    spec = None
     places: Sequence[str] | None = path
     for part in name.split("."):
-        begun = f"{begun}.{part}" if begun else part
-        spec = None if places is None else PathFinder.find_spec(begun, places)
+        spec = None if places is None else PathFinder.find_spec(part, places)
         if spec is None:
             return None
-        places = spec.submodule_search_locations
+        found = spec.submodule_search_locations
+        places = None if found is None else list(found)
     if places is not None:
-        spec = PathFinder.find_spec(f"{name}.{MAIN}", places)
+        spec = PathFinder.find_spec(MAIN, places)
     return None if spec is None or not spec.has_location else spec.origin
 
 

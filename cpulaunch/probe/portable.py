@@ -5,9 +5,13 @@ Importing psutil takes 20 ms and asking py-cpuinfo takes 1 s, so no launch on Li
 
 import os
 import platform
+from typing import Any
 
 from cpulaunch.probe.isa import features_of
 from cpulaunch.records.host import Budget, CpuInfo, Host, Kernel, Limits, LogicalCpu
+
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Keeps Python from looking for modules in the current folder. Source: Python 3.11, -P."""
 
 
 def probe_portable() -> Host:
@@ -42,10 +46,27 @@ def _affinity(online: frozenset[int]) -> frozenset[int]:
     return frozenset(process.cpu_affinity()) & online or online
 
 
-def _cpu_info() -> CpuInfo:
+def _cpuid_facts() -> dict[str, Any]:
+    """What py-cpuinfo finds. Effect: its processes import nothing from the current folder.
+
+    Where multiprocessing does not fork, Python is started for them with a program as text (`-c`).
+    """
     import cpuinfo
 
-    facts = cpuinfo.get_cpu_info()
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        facts: dict[str, Any] = cpuinfo.get_cpu_info()
+        return facts
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+def _cpu_info() -> CpuInfo:
+    facts = _cpuid_facts()
     current, maximum = read_frequencies()
     return CpuInfo(
         vendor=facts.get("vendor_id_raw"),
@@ -74,6 +95,4 @@ def read_cpuid_features() -> frozenset[str]:
 
     Effect: py-cpuinfo runs machine code in a process of its own, and lscpu where it is installed; about 1 s.
     """
-    import cpuinfo
-
-    return features_of(cpuinfo.get_cpu_info().get("flags", ()))
+    return features_of(_cpuid_facts().get("flags", ()))

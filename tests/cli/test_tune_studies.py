@@ -119,6 +119,13 @@ def test_so_has_another_text_of_a_script_module_or_command(key, tmp_path, words,
     assert keys[0] != keys[1]
 
 
+def test_a_module_of_namespace_packages_is_found_without_importing_them(tmp_path):
+    (tmp_path / "outer/inner").mkdir(parents=True)
+    (tmp_path / "outer/inner/module.py").write_text("raise SystemExit('imported')")
+    assert module_file("outer.inner.module", [str(tmp_path)]) == str(tmp_path / "outer/inner/module.py")
+    assert module_file("outer.inner", [str(tmp_path)]) is None
+
+
 def test_what_has_no_source_has_none(tmp_path):
     (tmp_path / "bare").mkdir()
     for name in ("no_such_module", "bare", "sys", "json.nothing", "json.decoder.deeper"):

@@ -144,10 +144,12 @@ def check_space(folder: str) -> None:
 
 
 def make_private_path(path: str) -> None:
-    """Effect: makes this directory, which only its owner can read. Raises: LaunchError.
+    """Effect: makes this directory, which only its owner can read, and locks it as long as this process lives.
 
-    Also if other users can replace it, unless there is no other place, by permissions: a Kubernetes emptyDir may be the
-    only folder that can be written. Places that are full count, as another user may have filled them.
+    Raises: LaunchError. Also if other users can replace it, unless there is no other place, by permissions: a
+    Kubernetes emptyDir may be the only folder that can be written. Places that are full count, as another user may have
+    filled them. What removes old files passes over what is locked; otherwise another user could make the directory
+    again, under its name. Source: tmpfiles.d(5).
     """
     try:
         folder = make_folder(path)
@@ -157,10 +159,21 @@ def make_private_path(path: str) -> None:
             if not (os.path.samestat(found, made) and _may_hold(os.path.dirname(path))):
                 remove_if_empty(path)
                 raise PermissionError(errno.EPERM, "other users can replace it", path)
-        finally:
+            _lock(folder)
+        except OSError:
             os.close(folder)
+            raise
     except OSError as error:
         raise _directory_error(error) from None
+
+
+def _lock(folder: int) -> None:
+    try:
+        import fcntl
+
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Not every system or file system has such locks.
+        return
 
 
 def make_spare_folder(environ: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, dist
 from cpulaunch.measure.last_message import last_message
 from cpulaunch.records.host import UNITS, Calibration, CalibrationFigure
 from cpulaunch.records.record import record
+from cpulaunch.system.files.paths import without_relative_folders
 from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
@@ -117,7 +118,7 @@ def measure(
     run: CalibrationRun, *, python: str, environ: Mapping[str, str]
 ) -> tuple[tuple[CalibrationFigure, ...], tuple[str, ...]]:
     """The figures of a run, and what could not be measured. Effect: starts it; it has ended."""
-    setup = ChildSetup(environ=child_environ(environ, (*NOT_INHERITED, *run.variables)))
+    setup = ChildSetup(environ=without_relative_folders(child_environ(environ, (*NOT_INHERITED, *run.variables))))
     child = run_child((python, "-P", "-m", MODULE, *run.words), setup, limit_seconds=LIMIT_SECONDS)
     figures, failures = parse(child.stdout_tail.decode("utf-8", "replace"))
     if child.exit_code != 0:

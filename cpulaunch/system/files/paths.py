@@ -15,6 +15,10 @@ import stat
 from cpulaunch.records.record import record
 from cpulaunch.system.files.reading import read_proc
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 PATH_ONLY = getattr(os, "O_PATH", 0)
 FOLDER = (PATH_ONLY or os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 MAX_LINKS = 40
@@ -82,6 +86,13 @@ def is_of_current_folder(name: str) -> bool:
         return is_private or is_trusted_in(status, folder) or have_one_owner(status, parent)
     finally:
         os.close(folder)
+
+
+def without_relative_folders(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables, PYTHONPATH without the current folder: Python makes its relative and empty entries absolute."""
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
+    kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
+    return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
 
 
 def is_ambiguous(uid: int) -> bool:

@@ -11,8 +11,10 @@ from cpulaunch.launch.hosts import shim
 from cpulaunch.launch.hosts.agent.config import make_logs_specs
 from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_config_file
 from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankPipe, write_message
+from cpulaunch.launch.hosts.shim import FAILED
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.system.libc import is_linux
+from tests.strangers import UID, needs_root
 
 SIGNALLED = """
 import os, signal
@@ -176,3 +178,13 @@ def test_a_rank_whose_pipe_is_gone_is_one_error(tmp_path):
     assert done.returncode == 125
     assert done.stderr.startswith("cpulaunch: error: cannot write the output of this rank: ")
     assert done.stderr.count("\n") == 2
+
+
+@needs_root
+def test_a_rank_executes_no_configuration_of_another_user(tmp_path, capfd):
+    """Who made the run's directory again, after something had removed it."""
+    path = rank_config_file(str(tmp_path), 0)
+    write_message(path, RankConfig(path="/bin/true", argv=("true",)))
+    os.chown(path, UID, UID)
+    assert shim.main((str(tmp_path), "0", str(os.getppid()))) == FAILED
+    assert "it belongs to another user" in capfd.readouterr().err

@@ -144,14 +144,18 @@ def test_no_empty_folder_of_logs_is_left_of_a_killed_supervisor(tmp_path):
 
 SLOW = """
 import os, signal, time
-signal.signal(signal.SIGTERM, lambda *_: time.sleep(600))
+def end(*_):
+    open(f"asked-{os.getpid()}", "w").close()
+    time.sleep(600)
+signal.signal(signal.SIGTERM, end)
 open(f"pid-{os.getpid()}", "w").close()
 time.sleep(600)
 """
 
 
+@pytest.mark.parametrize("is_ending", [False, True])
 @pytest.mark.parametrize("target", ["guard", "inner", "supervisor"])
-def test_a_killed_comparison_leaves_nothing_of_the_launch_that_it_measures(tmp_path, prefix, target):
+def test_a_killed_comparison_leaves_nothing_of_the_launch_that_it_measures(tmp_path, prefix, target, is_ending):
     """Even if the program takes longer to end after SIGTERM than the guards wait for the comparison."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "program.py").write_text(SLOW)
@@ -161,10 +165,30 @@ def test_a_killed_comparison_leaves_nothing_of_the_launch_that_it_measures(tmp_p
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as process:
         pids = eventually(lambda: _pids(tmp_path), "two instances")
         assert len(os.listdir(tmp_path / "tmp")) == 2  # Of the comparison, and of the launch.
+        if is_ending:
+            process.terminate()
+            eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "SIGTERM at both instances")
         os.kill(chain(process.pid)[target], signal.SIGKILL)
         process.wait()
     eventually(lambda: not any(map(alive, pids)), "the end of the launch")
     eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")
+
+
+def test_ctrl_c_again_ends_a_comparison_at_once(tmp_path, prefix):
+    (tmp_path / "program.py").write_text(SLOW)
+    (tmp_path / "tmp").mkdir()
+    command = [*prefix, sys.executable, "-m", "cpulaunch", "compare", "--instances 2 --oversubscribe", "", "--"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([*command, "program.py"], cwd=tmp_path, env=environ, stderr=subprocess.PIPE) as process:
+        pids = eventually(lambda: _pids(tmp_path), "two instances")
+        process.send_signal(signal.SIGINT)
+        eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "SIGTERM at both instances")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert b"did not read" not in said
+    assert not any(map(alive, pids))
+    assert not os.listdir(tmp_path / "tmp")
 
 
 def _pids(folder):

@@ -1,6 +1,7 @@
 """Where a run's directory is made: where no other user can replace it, if there is such a place."""
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 
@@ -148,3 +149,12 @@ def test_no_folder_that_everyone_may_write_is_used_while_a_safe_one_is_full(
         with contextlib.suppress(LaunchError):
             make_private_path(choose_private_path({"XDG_CACHE_HOME": "/proc", "TMPDIR": str(tmpdir)}))
     assert list(shared.iterdir()) == []
+
+
+def test_what_removes_old_files_finds_the_directory_locked(tmp_path: Path) -> None:
+    """As systemd-tmpfiles, which takes an exclusive lock on what it removes: tmpfiles.d(5)."""
+    make_private_path(str(tmp_path / "run"))
+    folder = os.open(tmp_path / "run", os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)

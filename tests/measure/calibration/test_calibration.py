@@ -15,8 +15,8 @@ import pytest
 
 from cpulaunch.cli import collective_timings
 from cpulaunch.measure.calibration.cache import decode, encode, read_calibration, write_calibration
-from cpulaunch.measure.calibration.calibrate import DisturbanceWatch, RunResult, parse, undisturbed
-from cpulaunch.measure.calibration.runs import calibration_runs, read_bytes
+from cpulaunch.measure.calibration.calibrate import DisturbanceWatch, RunResult, measure, parse, undisturbed
+from cpulaunch.measure.calibration.runs import CalibrationRun, calibration_runs, read_bytes
 from cpulaunch.plan.plugin.timings import CollectiveMeasurement, Timing
 from cpulaunch.plan.variables.measured import measured_allocator, measured_openmp
 from cpulaunch.records.host import (
@@ -271,3 +271,13 @@ def test_large_products_that_would_take_seconds_are_not_measured(
     monkeypatch.setattr(parts, "_times", lambda call: [seconds])
     assert parts._products(made.append, lambda first, second: None) > 0
     assert set(made) == sizes
+
+
+def test_what_measures_imports_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor by an empty or a relative entry of PYTHONPATH."""
+    (tmp_path / "torch.py").write_text("open('imported', 'w')")
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join(["", ".", *filter(os.path.isabs, sys.path)])
+    run = CalibrationRun(parts=(("none", "figures"),))
+    measure(run, python=sys.executable, environ={**os.environ, "PYTHONPATH": path})
+    assert not (tmp_path / "imported").exists()
