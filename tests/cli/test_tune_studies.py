@@ -42,6 +42,7 @@ def key(tmp_path, home, monkeypatch):
             print_json=print,
             print_help=lambda command: 0,
             notify=print,
+            notify_in_time=print,
             width=80,
             color=False,
         )

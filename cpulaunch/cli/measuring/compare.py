@@ -135,7 +135,7 @@ def _measured(
 ) -> ComparisonResult:
     """The finished comparison. Effect: this process forks, and goes on in its grandchild, as for a launch."""
     folder = choose_private_path(services.environ)
-    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
+    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
     make_private_path(folder)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
@@ -158,7 +158,7 @@ def _measured(
         if warning and not warned:
             warned.append(warning)
             progress.clear()
-            services.notify(warning)
+            services.notify_in_time(warning)
         progress.show(progress_text(now, line.limits))
 
     comparer = Comparer(

@@ -85,7 +85,7 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         found = _diagnosis(launched, line, parsed, plan, host)
         trace = None if line.trace is None or found.main is None else read_trace(folder, found.main.figures.pid)
     except KeyboardInterrupt:
-        services.notify("interrupted: no diagnosis")
+        services.notify_in_time("interrupted: no diagnosis")
         return INTERRUPTED
     finally:
         progress.clear()
@@ -104,7 +104,7 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
 
 def _supervised(services: Services, folder: str) -> ChildSetup:
     """What the launch gets. Effect: this process forks, and goes on in its grandchild; the folder is made."""
-    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
+    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
     make_private_path(folder)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()

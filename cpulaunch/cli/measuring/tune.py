@@ -84,7 +84,7 @@ def _searched(
     root = studies_folder(services.environ)
     folder = os.path.join(root, identity.machine_key, identity.key)
     private = choose_private_path(services.environ)
-    link = fork_supervisor(services.notify, workers=1, grace_seconds=GRACE_SECONDS, directory=private)
+    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=private)
     make_private_path(private)
     if link.cgroup is not None:
         link.cgroup.wait_until_inside()
@@ -95,7 +95,7 @@ def _searched(
     past = past_studies(root)
     warnings = tuple(f"since the last search for this program: {text}" for text in changes_since(past, identity))
     for text in warnings:
-        services.notify(f"warning: {text}; the search begins anew")
+        services.notify_in_time(f"warning: {text}; the search begins anew")
     folder = make_folder(folder)
     with database_errors(folder):
         study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
