@@ -46,10 +46,10 @@ def remove_shared_memory(
 ) -> bool:
     """Whether all was found. Effect: removes files named after these processes that no process uses any more.
 
-    They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made after `since` (Unix
-    time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by name, for
-    `seconds`; None: SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others make there,
-    the files of the usual names are removed.
+    They are 25 MB for each rank of oneCCL, 1 KB of Intel OpenMP. Only files that this user made or changed after
+    `since` (Unix time in seconds) are the processes'; other ranks may still use them. The folder is read once, name by
+    name, for `seconds`; None: SEARCH_SECONDS and as long as it takes to remove files of this user's. Whatever others
+    make there, the files of the usual names are removed.
     """
     if not pids:
         return True
@@ -178,7 +178,8 @@ def _open_own(name: str, since: float, *, folder: int) -> int:
 
 def _is_own(status: os.stat_result, since: float) -> bool:
     own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-    return own and status.st_mtime >= since - TICK_SECONDS
+    # Not st_mtime, which a process may set.
+    return own and status.st_ctime >= since - TICK_SECONDS
 
 
 def is_in_use(fd: int) -> bool:

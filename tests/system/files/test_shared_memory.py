@@ -120,11 +120,16 @@ def test_a_file_without_permissions_is_removed(folder):
 
 def test_a_file_from_before_the_launch_is_left(folder):
     path, registered = make(folder), make(folder, f"__KMP_REGISTERED_LIB_{PID}_{os.getuid()}")
-    for each in (path, registered):
-        os.utime(each, (time.time() - 1, time.time() - 1))
-    assert shared_memory.remove_shared_memory(PIDS, since=time.time(), folder=folder)
+    assert shared_memory.remove_shared_memory(PIDS, since=time.time() + 1, folder=folder)
     assert os.path.exists(path)
     assert os.path.exists(registered)
+
+
+def test_a_file_that_a_process_made_look_old_is_removed(folder):
+    since, path = time.time(), make(folder)
+    os.utime(path, (since - 9, since - 9))
+    assert shared_memory.remove_shared_memory(PIDS, since=since, folder=folder)
+    assert not os.path.exists(path)
 
 
 def test_the_folder_is_listed_once_for_all_processes(folder, monkeypatch):
