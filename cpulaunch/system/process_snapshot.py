@@ -28,6 +28,8 @@ MAX_BYTES = 1 << 23
 most of them anonymous."""
 MAX_THREADS = 4096
 """Looked at of a process: tens of thousands take seconds."""
+MAX_OPENMP = 8
+"""Paths told of OpenMP runtimes: a process may have mapped any number of files with such names."""
 
 
 def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def snapshot(pid: int | None = None, *, proc: str = "/proc", pages: bool = True)
     folder = f"{proc}/{number}"
     status = _status(f"{folder}/status")
     loaded = loaded_files(_lines(f"{folder}/maps"))
-    openmp = [file for file in loaded if openmp_kind(file)]
+    openmp = [file for file in loaded if openmp_kind(file)][:MAX_OPENMP]
     allocator, path = _allocator(loaded)
     return {
         "pid": number,

@@ -76,6 +76,12 @@ def test_the_only_openmp_runtime_is_the_one_in_use(proc):
     assert (described["openmp_runtime"], described["openmp_path"]) == ("gnu", described["openmp"][0])
 
 
+def test_of_very_many_openmp_runtimes_the_first_are_told(proc):
+    paths = [f"/opt/libgomp-{number}.so.1" for number in range(1000)]
+    (proc / "42/maps").write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 7 {path}\n" for path in paths))
+    assert snapshot(42, proc=str(proc))["openmp"] == paths[: process_snapshot.MAX_OPENMP]
+
+
 def test_pages_are_left_out_on_request(proc):
     assert snapshot(42, proc=str(proc), pages=False)["pages"] == {}
 
