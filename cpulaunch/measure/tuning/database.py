@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import stat
 import time
 import traceback
 from functools import cache
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 FILE = "study.sqlite3"
+SUFFIXES = ("", "-journal", "-wal", "-shm")
+"""Of the database and of the files that SQLite keeps beside it. Source: SQLite, "Temporary Files Used By SQLite"."""
 BUSY_SECONDS = 30
 CHECK_SECONDS = 60
 """For a look at what is in the database, which takes two for the largest that a search writes."""
@@ -60,6 +63,7 @@ def open_storage(path: str) -> optuna.storages.RDBStorage:
     """
 
     def connect() -> sqlite3.Connection:
+        _check_files(path)
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
         _check_contents(connection, path)
@@ -103,6 +107,16 @@ def _made(rows: Iterable[Sequence[str | None]]) -> Iterator[tuple[str, str, str,
     """The objects of a schema, without the spaces in their statements, which depend on a version."""
     for kind, name, table, statement in rows:
         yield str(kind), str(name), str(table), "".join((statement or "").split())
+
+
+def _check_files(path: str) -> None:
+    """Raises: CpulaunchError if one of the database's files is a link or no file: SQLite waits in a pipe for ever."""
+    for name in (path + suffix for suffix in SUFFIXES):
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(os.lstat(name).st_mode):
+                raise CpulaunchError(
+                    "the database of the trials cannot be used", value=f"{name}: not a regular file", hint=FRESH
+                )
 
 
 def _check_contents(connection: sqlite3.Connection, path: str) -> None:

@@ -1,5 +1,6 @@
 """A database into which the program has put what takes for ever, or all memory, ends its search with a sentence."""
 
+import os
 import signal
 import sqlite3
 from contextlib import closing
@@ -11,7 +12,7 @@ pytest.importorskip("optuna", reason="the extra tune is not installed")
 from cpulaunch.cli.measuring.tune_arguments import MOST_TRIALS
 from cpulaunch.launch.monitor.worker_report import MAX_METRICS
 from cpulaunch.measure.tuning import database
-from cpulaunch.measure.tuning.database import FILE, database_errors
+from cpulaunch.measure.tuning.database import FILE, SUFFIXES, database_errors
 from cpulaunch.measure.tuning.study import Study
 from cpulaunch.records.errors import CpulaunchError
 from tests.measure.tuning.recorded import SPACE
@@ -95,6 +96,24 @@ def test_a_search_ends_and_so_does_the_next_one(tmp_path, monkeypatch, said):
         Study(str(tmp_path), SPACE, seed=1)
     assert "--fresh" in error.value.hint
     Study(str(tmp_path), SPACE, seed=1, fresh=True).close()
+
+
+@pytest.mark.usefixtures("_deadline")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("linked", [False, True], ids=["pipe", "link"])
+def test_a_pipe_in_place_of_a_file_of_the_database_is_not_opened(tmp_path, suffix, linked):
+    folder = tmp_path / "study"
+    folder.mkdir(mode=0o700)
+    Study(str(folder), SPACE, seed=1).close()
+    name = folder / (FILE + suffix)
+    name.unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "pipe" if linked else name)
+    if linked:
+        name.symlink_to(tmp_path / "pipe")
+    with pytest.raises(CpulaunchError, match="cannot be used") as error, database_errors(str(folder)):
+        Study(str(folder), SPACE, seed=1)
+    assert (error.value.value, error.value.hint) == (f"{name}: not a regular file", database.FRESH)
+    Study(str(folder), SPACE, seed=1, fresh=True).close()
 
 
 def test_the_longest_search_that_can_be_asked_for_is_no_hostile_one(tmp_path):
