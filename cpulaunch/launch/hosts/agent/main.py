@@ -66,6 +66,7 @@ def run_agent(config: AgentConfig) -> AgentReport:
     wait_for_endpoint(rendezvous, _notify)
     _import_torch(quiet="LOGLEVEL" not in os.environ)
     from cpulaunch.launch.hosts.agent.config import check_event_handler, launch_config, make_logs_specs
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
     from cpulaunch.launch.hosts.agent.log_tail import show_regular_logs
@@ -74,6 +75,7 @@ def run_agent(config: AgentConfig) -> AgentReport:
         _keep_stores_on_loopback()
     read_any_error_file()
     show_regular_logs()
+    end_ranks_within(config.grace_seconds)
 
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)

@@ -1,0 +1,58 @@
+"""How torch's agent ends the ranks that another one's failure leaves, and what is left of them in /dev/shm."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from cpulaunch.system.files.shared_memory import REGISTERED, SHARED_FOLDER
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not os.path.isdir(SHARED_FOLDER), reason="this system has no /dev/shm"),
+]
+
+RANK = """
+import os, signal, sys, time
+folder, rank = sys.argv[1:]
+if rank == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in eval(os.environ["NAMES"]):
+        open("/dev/shm/" + name.format(os.getpid()), "w").close()
+    os.mkdir(folder + "/ready")
+    time.sleep(600)
+while not os.path.exists(folder + "/ready"):
+    time.sleep(0.01)
+os._exit(3)
+"""
+NAMES = (f"{{}}:{os.getuid()}:0", f"{REGISTERED}{{}}_{os.getuid()}")
+
+
+@pytest.mark.parametrize("grace", [0.0, 0.5])
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period_and_leaves_nothing(tmp_path, monkeypatch, grace):
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, api
+
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
+
+    monkeypatch.setattr(api.PContext, "close", api.PContext.close)
+    end_ranks_within(grace)
+    ranks = SubprocessContext(
+        name="rank",
+        entrypoint=sys.executable,
+        args={rank: ("-c", RANK, str(tmp_path), str(rank)) for rank in range(2)},
+        envs={rank: {"NAMES": repr(NAMES), "TORCHELASTIC_RUN_ID": "one"} for rank in range(2)},
+        logs_specs=DefaultLogsSpecs(log_dir=str(tmp_path)),
+    )
+    ranks._start()  # Without torch's handlers of signals.
+    pids = ranks.pids()
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    begun = time.monotonic()
+    failures = ranks.wait(period=0.01).failures
+    seconds = time.monotonic() - begun
+    left = [name for name in (each.format(pids[0]) for each in NAMES) if os.path.exists(f"{SHARED_FOLDER}/{name}")]
+    for name in left:
+        os.unlink(f"{SHARED_FOLDER}/{name}")
+    assert ({rank: failure.exitcode for rank, failure in failures.items()}, left) == ({0: -9, 1: 3}, [])
+    assert grace <= seconds < 20
