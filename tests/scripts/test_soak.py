@@ -30,6 +30,7 @@ def test_growth_is_seen_below_what_varies(soak: ModuleType) -> None:
     steady = [10 + chance.randrange(5) for _ in range(80)]
     assert not soak.grown(steady, 0)
     assert soak.grown([value + place // 10 for place, value in enumerate(steady)], 0)
+    assert not soak.grown([14 - 4 * (place in (25, 33)) for place in range(80)], 0), "no sample between two attempts"
     assert not soak.grown([1, 2, 3], 0)
     assert not soak.grown([27, 27, 29, 29], 0), "too few to tell"
 
