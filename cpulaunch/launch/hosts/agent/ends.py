@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import time
+from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing import api
 
@@ -12,8 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-LEAST_SECONDS = 0.1
-"""torch waits as long for a rank that it has killed, and then gives it up."""
+LEAST_SECONDS, KILLED_SECONDS = 0.1, 30.0
+"""torch waits as long for ranks as for one that it has killed, and then gives that up: much memory takes longer."""
 
 
 def end_ranks_within(grace_seconds: float) -> None:
@@ -28,10 +31,19 @@ def end_ranks_within(grace_seconds: float) -> None:
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
         try:
             close(context, death_sig, seconds)
+            _await_killed(context)
         finally:
             searches.remove(_killed(context), since=since)
 
     api.PContext.close = close_in_time
+
+
+def _await_killed(context: Any) -> None:
+    """Effect: ranks that torch has given up have ended, or thirty seconds are over."""
+    end = time.monotonic() + KILLED_SECONDS
+    for handler in getattr(context, "subprocess_handlers", {}).values():
+        with suppress(subprocess.TimeoutExpired):
+            handler.proc.wait(max(0.0, end - time.monotonic()))
 
 
 def _killed(context: Any) -> frozenset[int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
-from cpulaunch.system.files.folders import remove_path
-from cpulaunch.system.files.paths import is_own
-from cpulaunch.system.files.reading import open_regular, read_from
+from cpulaunch.system.files.folders import open_own, remove_path
+from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import replace
 
 TYPE_CHECKING = False
@@ -126,17 +124,16 @@ def write_message(path: str, message: object) -> None:
 
 
 def read_message(path: str, kind: type[Message], *, max_bytes: int = MAX_BYTES) -> Message:
-    """The record that a file of this user holds, which takes so many bytes at most.
+    """The record that a file in a folder of this user holds, which takes so many bytes at most.
 
     Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
     """
-    fd = open_regular(path)
+    parent, name = os.path.split(path)
+    folder = open_own(parent)  # Another user's, if that one has made it again.
     try:
-        if not is_own(os.fstat(fd), fd):
-            raise PermissionError(errno.EPERM, "it belongs to another user", path)
-        content = read_from(fd, max_bytes)
+        content = read_start(name, max_bytes=max_bytes, folder=folder)
     finally:
-        os.close(fd)
+        os.close(folder)
     message = json.loads(content, object_hook=_from_json)
     if not isinstance(message, kind):
         raise TypeError(f"{path} holds no {kind.__name__}")
