@@ -2,6 +2,7 @@
 
 import copy
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -80,7 +81,10 @@ def test_the_first_calls_are_compared(events: Any) -> None:
     assert {event["argmax_agreement"] for event in events()} == {1.0}
 
 
-def test_arguments_are_changed_once_and_the_random_state_is_that_of_one_call(events: Any) -> None:
+def test_arguments_are_changed_once_and_the_random_state_is_that_of_one_call(events: Any, monkeypatch: Any) -> None:
+    """Unless other threads may draw, such as those that earlier tests of this process have left."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
+
     class Cached(nn.Module):
         def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
             cache.append(x + torch.rand(3))
