@@ -376,7 +376,7 @@ class Supervisor:
 
     def _output_moved(self) -> bool:
         """Whether all output is written, or is to be abandoned. Raises: SinkError."""
-        while not self._abandon_output and self._pump.drain():
+        while self._pump.drain():
             self._handle_urgent()
         if self._pump.has_unread_output and not self._abandon_output:
             return False

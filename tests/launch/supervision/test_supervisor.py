@@ -53,15 +53,12 @@ READING = """
 """
 
 
-@pytest.mark.parametrize(
-    ("workers", "seen"), [(1, "[None, 15]"), (0, "[None]")], ids=["while a worker runs", "after all have ended"]
-)
-def test_a_signal_is_handled_before_more_output_is_read(workers, seen):
-    """After all have ended, no more is read: to search the rest for a metric may take a minute."""
+@pytest.mark.parametrize("workers", [1, 0], ids=["while a worker runs", "after all have ended"])
+def test_a_signal_is_handled_before_more_output_is_read(workers):
     done = subprocess.run(
         python(COMMON + READING, str(workers)), capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout == f"{seen}\n", done.stderr
+    assert done.stdout == "[None, 15]\n", done.stderr
 
 
 FULL = """
