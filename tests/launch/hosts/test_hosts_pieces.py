@@ -374,6 +374,23 @@ def test_the_agent_reports_how_a_rank_failed_whatever_the_length_of_its_tracebac
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("code", [-9, -15, 5])
+def test_a_rank_that_torch_ended_in_the_second_of_the_first_failure_is_not_the_first(monkeypatch, code):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, job_report
+
+    monkeypatch.setattr("time.time", lambda: 100.0)
+
+    def run():
+        failures = [RecordedFailure(local_rank=1 - at, pid=7, exitcode=[3, code][at], error_file="") for at in (0, 1)]
+        raise ChildFailedError("train.py", {failure.local_rank: failure for failure in failures})
+
+    report = job_report(run, logs_specs=None)
+    assert (report.exit_code, [failure.rank for failure in report.failures]) == (3, [1, 0])
+
+
+@pytest.mark.torch
 def test_the_report_of_a_hundred_ranks_that_recorded_long_tracebacks_is_read(tmp_path):
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-SIGTERM = 15
 SPARE_HOST_ATTRIBUTE = "is_failed"
 """In the AttributeError of torch up to 2.13 on a host that the job did not need, once the job has ended."""
 
@@ -151,11 +150,9 @@ def _status(code: int) -> int:
 def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
     """The report on failed ranks, the first to fail first.
 
-    torch's timestamps are whole seconds, and a rank that torch ended itself fails by SIGTERM in the same second.
+    torch's timestamps are whole seconds; it adds the ranks that it ended itself behind those that had failed by then.
     """
-    ordered = sorted(
-        error.failures.items(), key=lambda item: (item[1].timestamp, item[1].exitcode == -SIGTERM, item[0])
-    )
+    ordered = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
     logs = getattr(logs_specs, "stderrs", {})
     failures = tuple(
         _rank_failure(rank, failure, log=logs.get(failure.local_rank), shown=failure is ordered[0][1])
