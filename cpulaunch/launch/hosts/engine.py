@@ -16,6 +16,7 @@ from cpulaunch.launch.hosts.output import JobOutput, open_job_output
 from cpulaunch.launch.hosts.result import job_result, observed_ranks, read_report
 from cpulaunch.launch.process.bind import UNBOUND, Notify
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED, ExecSpec, prepare_exec_specs
+from cpulaunch.launch.process.processes import signal_process
 from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.launch.process.run_directory import (
     choose_private_path,
@@ -31,6 +32,7 @@ from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_if_empty
 from cpulaunch.system.files.paths import open_folder
+from cpulaunch.system.files.shared_memory import remove_shared_memory
 from cpulaunch.system.files.writing import create
 from cpulaunch.system.signals import ending_signals
 
@@ -98,7 +100,11 @@ def launch_hosts(
         )
         result, output = _supervised(run, memory_events=memory_events, notify=notify, on_started=on_started)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
-        return job_result(job, result, report=read_report(directory), output=output, succeeded=succeeded)
+        report = read_report(directory)
+        if report is not None:  # The supervisor has ended what used it.
+            killed = frozenset(pid for pid in report.killed if not signal_process(pid, 0))  # Others may have it now.
+            remove_shared_memory(killed, since=result.started_at)
+        return job_result(job, result, report=report, output=output, succeeded=succeeded)
     finally:
         remove_run_directory(directory)
         if logs is not None:

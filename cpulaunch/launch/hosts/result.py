@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cpulaunch.launch.hosts.agent.files import agent_report_file
 from cpulaunch.launch.hosts.agent.messages import (
+    MAX_KILLED,
     MAX_REPORT,
     AgentError,
     AgentReport,
@@ -15,6 +16,7 @@ from cpulaunch.launch.monitor.watch import Observation
 from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
+from cpulaunch.launch.process.processes import PID_MAX_LIMIT
 from cpulaunch.launch.process.run_directory import events_path
 from cpulaunch.launch.supervision.error_file import RankError, shortened
 from cpulaunch.launch.supervision.failure_text import exit_text
@@ -59,6 +61,9 @@ def _is_sound(report: AgentReport) -> bool:
         and (error is None or _are_texts(error.value, error.source, error.hint))
         and isinstance(failures, tuple)
         and all(isinstance(each, RankFailure) and _is_sound_failure(each) for each in failures)
+        and isinstance(report.killed, tuple)
+        and len(report.killed) <= MAX_KILLED
+        and all(_is_number(pid, PID_MAX_LIMIT) for pid in report.killed)
     )
 
 

@@ -250,7 +250,7 @@ class Supervisor:
             self._handle(LauncherGone())
         for number in merged(number for number in numbers if number in SIGNALS):
             if self._all_ended and number in self.state.ending_signals:
-                self._abandon_output = True  # Only a slow reader of the output still delays the end.
+                self._abandon_output = True  # A slow reader no longer delays the end.
             if number == signal.SIGINT and not self.state.ending:
                 self._notice_at = self._clock() + INTERRUPT_NOTICE_SECONDS
             if number == signal.SIGUSR1:

@@ -38,10 +38,20 @@ def make_folder(name: str, *, folder: int | None = None) -> int:
     Another user may have put an older folder of this user in its place, one that others may write.
     """
     os.mkdir(name, 0o700, dir_fd=folder)
-    fd = open_own(name, folder=folder)
+    fd = open_private(name, folder=folder)
     try:
         if os.listdir(fd):
             raise FileExistsError(errno.EEXIST, "it was replaced by a folder that is not empty", name)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def open_private(name: str, *, folder: int | None = None) -> int:
+    """A descriptor of a folder that `make_folder` made. Raises: OSError, also if other users may use it."""
+    fd = open_own(name, folder=folder)
+    try:
         if os.fstat(fd).st_mode & FOR_OTHERS and not _of_new_file(fd).st_mode & FOR_OTHERS:
             raise PermissionError(errno.EPERM, "it was replaced by a folder that other users may use", name)
     except OSError:

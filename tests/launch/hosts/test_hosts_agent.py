@@ -57,6 +57,29 @@ def test_a_rank_that_was_ended_while_it_wrote_its_error_decides_the_exit_code(ho
     assert "failed (exit code 3)" in run.err
 
 
+LEAVES_A_CHILD = """
+import os, signal, time
+if os.environ["LOCAL_RANK"] == "0":
+    os.open(f"/dev/shm/{os.getpid()}:{os.getuid()}:0", os.O_RDWR | os.O_CREAT, 0o600)
+    print(os.getpid(), flush=True)
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+
+
+def test_the_shared_memory_of_a_killed_rank_that_its_child_uses_is_removed_after_the_child(host):
+    """As a DataLoader's workers have what the rank had mapped when it forked them."""
+    (host.dir / "rank.py").write_text(LEAVES_A_CHILD)
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, host.dir / "rank.py")
+    assert run.wait() == 137, run.err
+    path = f"/dev/shm/{run.out.strip()}:{os.getuid()}:0"
+    left = os.path.exists(path)
+    if left:
+        os.unlink(path)
+    assert not left
+
+
 @pytest.mark.parametrize("signal", ["STOP", "TTIN", "TSTP"])
 def test_a_rank_that_stops_the_agent_fails_all_the_same(host, signal):
     run = host.cpulaunch(*JOB, *endpoint(), *CONF, "--no-python", "sh", "-c", f"kill -{signal} $PPID; exit 3")

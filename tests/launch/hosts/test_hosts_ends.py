@@ -1,8 +1,10 @@
 """How torch's agent ends the ranks that another one's failure leaves, and what is left of them in /dev/shm."""
 
 import os
+import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,3 +58,16 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period_and_leaves
         os.unlink(f"{SHARED_FOLDER}/{name}")
     assert ({rank: failure.exitcode for rank, failure in failures.items()}, left) == ({0: -9, 1: 3}, [])
     assert grace <= seconds < 20
+
+
+def test_a_killed_rank_that_torch_gives_up_is_waited_for(monkeypatch):
+    """Else it would be no failure, and its shared memory would stay."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
+
+    monkeypatch.setattr(api.PContext, "close", lambda *_: None)
+    killed = end_ranks_within(0.0)
+    with subprocess.Popen(["/bin/sh", "-c", "sleep 0.3; kill -KILL $$"]) as rank:
+        api.PContext.close(SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=rank)}))
+        assert (rank.returncode, killed) == (-9, {rank.pid})

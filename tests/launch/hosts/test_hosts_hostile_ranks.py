@@ -188,3 +188,12 @@ def test_a_rank_executes_no_configuration_of_another_user(tmp_path, capfd):
     os.chown(tmp_path, UID, UID)
     assert shim.main((str(tmp_path), "0", str(os.getppid()))) == FAILED
     assert "another user" in capfd.readouterr().err
+
+
+def test_a_rank_executes_no_configuration_in_a_folder_of_this_user_that_others_may_write(tmp_path):
+    """Who can rename what is in TMPDIR may have put it in place of the run's directory."""
+    write_message(rank_config_file(str(tmp_path), 0), RankConfig(path="/bin/true", argv=("true",)))
+    os.chmod(tmp_path, 0o777)
+    done = become(tmp_path)
+    assert done.returncode == FAILED
+    assert "other users may use" in done.stderr

@@ -3,50 +3,62 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from contextlib import suppress
 
 from torch.distributed.elastic.multiprocessing import api
 
+from cpulaunch.launch.hosts.agent.messages import MAX_KILLED
 from cpulaunch.system.files.shared_memory import SharedMemorySearches, started_at
+from cpulaunch.system.process_state import has_ended_traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import Popen
     from typing import Any
 
-LEAST_SECONDS, KILLED_SECONDS = 0.1, 30.0
-"""torch waits as long for ranks as for one that it has killed, and then gives that up: much memory takes longer."""
+LEAST_SECONDS = 0.1
+"""torch gives a rank that it has killed as long to be gone as it gave it to end, and then gives it up."""
+KILLED_SECONDS, PAUSE_SECONDS = 30.0, 0.01
+"""How long to wait for ranks that torch has given up, as it takes long to free much memory; between two looks."""
 
 
-def end_ranks_within(grace_seconds: float) -> None:
-    """Effect: torch's agent kills ranks after the grace period, and removes the shared memory of killed ones.
+def end_ranks_within(grace_seconds: float) -> set[int]:
+    """The pids of killed ranks, which come in as they end.
+
+    Effect: torch's agent kills ranks after the grace period, and removes the shared memory of killed ones.
 
     torch waits for 30 seconds after a failure and when hosts join or leave. No other process learns the ranks' pids.
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, PContext.close.
     """
     close, searches = api.PContext.close, SharedMemorySearches()
+    killed = set[int]()
     seconds, since = max(grace_seconds, LEAST_SECONDS), started_at(os.getpid())
 
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
         try:
             close(context, death_sig, seconds)
-            _await_killed(context)
+            _await_killed(_ranks(context))
         finally:
-            searches.remove(_killed(context), since=since)
+            ended = _killed(_ranks(context))
+            killed.update(list(ended)[: MAX_KILLED - len(killed)])
+            searches.remove(ended, since=since)
 
     api.PContext.close = close_in_time
+    return killed
 
 
-def _await_killed(context: Any) -> None:
-    """Effect: ranks that torch has given up have ended, or thirty seconds are over."""
+def _ranks(context: Any) -> list[Popen[bytes]]:
+    return [handler.proc for handler in getattr(context, "subprocess_handlers", {}).values()]
+
+
+def _await_killed(ranks: list[Popen[bytes]]) -> None:
+    """Effect: ranks that torch has given up have ended, though a tracer may hold them, or thirty seconds are over."""
     end = time.monotonic() + KILLED_SECONDS
-    for handler in getattr(context, "subprocess_handlers", {}).values():
-        with suppress(subprocess.TimeoutExpired):
-            handler.proc.wait(max(0.0, end - time.monotonic()))
+    for rank in ranks:
+        while rank.poll() is None and not has_ended_traced(rank.pid) and time.monotonic() < end:
+            time.sleep(PAUSE_SECONDS)
 
 
-def _killed(context: Any) -> frozenset[int]:
-    """The pids of an attempt's ranks that a signal has ended."""
-    processes = [handler.proc for handler in getattr(context, "subprocess_handlers", {}).values()]
-    return frozenset(process.pid for process in processes if (process.returncode or 0) < 0)
+def _killed(ranks: list[Popen[bytes]]) -> frozenset[int]:
+    """The pids of those ranks that a signal has ended."""
+    return frozenset(rank.pid for rank in ranks if (rank.returncode or 0) < 0)

@@ -70,12 +70,13 @@ def run_agent(config: AgentConfig) -> AgentReport:
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
     from cpulaunch.launch.hosts.agent.log_tail import show_regular_logs
+    from cpulaunch.records.record import replace
 
     if config.job.hosts[1] == 1:
         _keep_stores_on_loopback()
     read_any_error_file()
     show_regular_logs()
-    end_ranks_within(config.grace_seconds)
+    killed = end_ranks_within(config.grace_seconds)
 
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)
@@ -84,7 +85,7 @@ def run_agent(config: AgentConfig) -> AgentReport:
         torch_config = launch_config(config, conf, logs_specs)
         report = job_report(lambda: _elastic_launch(torch_config, config.shim), logs_specs=logs_specs)
         del store  # Until here: the server that all hosts' agents use lives as long as the store.
-    return report
+    return replace(report, killed=tuple(killed))
 
 
 def _keep_stores_on_loopback() -> None:

@@ -7,7 +7,7 @@ import os
 
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
-from cpulaunch.system.files.folders import open_own, remove_path
+from cpulaunch.system.files.folders import open_private, remove_path
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import replace
 
@@ -91,7 +91,12 @@ class AgentReport:
     error: AgentError | None = None
     failures: tuple[RankFailure, ...] = ()
     restarts: int = 0
+    killed: tuple[int, ...] = ()
+    """The pids of ranks that a signal has ended: what they have left behind may still use their shared memory."""
 
+
+MAX_KILLED = 1 << 16
+"""Killed ranks of which a report tells, as of one job's attempts there may be any number."""
 
 MAX_BYTES = 1 << 26
 """Read of a message; most of one is the arguments and the environment of a rank."""
@@ -124,12 +129,12 @@ def write_message(path: str, message: object) -> None:
 
 
 def read_message(path: str, kind: type[Message], *, max_bytes: int = MAX_BYTES) -> Message:
-    """The record that a file in a folder of this user holds, which takes so many bytes at most.
+    """The record that a file holds, of which so many bytes are read; in a folder that only this user can change.
 
     Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
     """
     parent, name = os.path.split(path)
-    folder = open_own(parent)  # Another user's, if that one has made it again.
+    folder = open_private(parent)  # Another user may have made or moved another one there.
     try:
         content = read_start(name, max_bytes=max_bytes, folder=folder)
     finally:
