@@ -17,13 +17,20 @@ import socket
 import sys
 from contextlib import suppress
 
-LEAST_PRIORITY = 19
+LEAST_PRIORITY, LOW_PRIORITY = 19, 10
+"""Nice values. At 10, a thread gets a tenth of a CPU on which another thread of ordinary priority always runs."""
+
+STARVED_SHARE, STARVED_LOOKS = 0.05, 4
+"""The child starves if it gets a smaller share of a CPU than that while it wants one, seen so many times in a row."""
+
+STARVED = b"\nstarved\n"
 
 
-def start(requests: int, worker: int) -> None:
+def start(requests: int, worker: int, patience: float) -> None:
     """Effect: forks the helper, reports its process id and, where there are any, its pidfd, and ends this process.
 
-    `requests`: descriptor of the socket. `worker`: a pidfd of the worker; -1 if there is none.
+    `requests`: descriptor of the socket. `worker`: a pidfd of the worker; -1 if there is none. `patience`: for how many
+    seconds it may starve where no CPU is idle; 0: it takes its share of them.
     The helper leaves the worker's process group, whose signals are not meant for it, but not its session: the kernel
     may schedule each session as a group with the same share of the CPUs, within which alone a low priority counts.
     Source: sched(7), The autogroup feature.
@@ -31,7 +38,7 @@ def start(requests: int, worker: int) -> None:
     os.setpgid(0, 0)
     pid = os.fork()
     if pid == 0:
-        help_until_end(requests, worker)
+        help_until_end(requests, worker, patience)
     descriptors = []
     with suppress(OSError, AttributeError):
         descriptors.append(os.pidfd_open(pid))
@@ -40,10 +47,12 @@ def start(requests: int, worker: int) -> None:
     os._exit(0)
 
 
-def help_until_end(requests: int, worker: int) -> None:
-    """Effect: answers requests until the worker has ended or closed the socket, or its own child has ended.
+def help_until_end(requests: int, worker: int, patience: float) -> None:
+    """Effect: answers requests until the worker has ended or closed the socket, or its own child has ended or starved.
 
-    The worker's end is noticed by its pidfd too, in case a child of the worker has inherited the other end.
+    The worker's end is noticed by its pidfd too, in case a child of the worker has inherited the other end. A child
+    that runs on idle CPUs cannot be given others later, which takes a privilege: the worker is told that it has starved
+    and starts another helper.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -53,6 +62,7 @@ def help_until_end(requests: int, worker: int) -> None:
     child_end, kept_open = os.pipe()
     child = os.fork()
     if child == 0:
+        yield_cpus(only_idle=patience > 0)
         answer_requests(requests, helper)
         os._exit(0)
     os.close(kept_open)
@@ -60,9 +70,33 @@ def help_until_end(requests: int, worker: int) -> None:
     for descriptor, event in ((requests, select.POLLRDHUP), (worker, select.POLLIN), (child_end, select.POLLIN)):
         if descriptor >= 0:
             poll.register(descriptor, event)
-    poll.poll()
+    hungry, (_, before) = 0, wanted_and_had(child)
+    pause = patience / STARVED_LOOKS
+    while hungry < STARVED_LOOKS and not poll.poll(1000 * pause if pause else None):
+        wants, had = wanted_and_had(child)
+        hungry = hungry + 1 if wants and had - before < STARVED_SHARE * pause else 0
+        before = had
     os.kill(child, signal.SIGKILL)
+    if hungry == STARVED_LOOKS:
+        os.write(requests, STARVED)
     os._exit(0)
+
+
+def wanted_and_had(pid: int) -> tuple[bool, float]:
+    """Whether the process or a child of it has work to do, and the processor time that they have had, in seconds.
+
+    The process waits for the work of its children. Source: proc(5), /proc/pid/stat and /proc/pid/task/tid/children.
+    """
+    children: list[str] = []
+    with suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        children = file.read().split()
+    wants, ticks = bool(children), 0
+    for each in (str(pid), *children):
+        with suppress(OSError), open(f"/proc/{each}/stat") as file:
+            state, *fields = file.read().rpartition(")")[2].split()
+            wants = wants or state == "R"
+            ticks += sum(map(int, fields[10:14]))  # Of the process and of those that it has waited for.
+    return wants, ticks / os.sysconf("SC_CLK_TCK")
 
 
 def answer_requests(requests: int, helper: int) -> None:
@@ -70,7 +104,6 @@ def answer_requests(requests: int, helper: int) -> None:
 
     `helper`: the parent process.
     """
-    yield_cpus()
     with open(requests, "rb") as lines:
         context = json.loads(lines.readline() or "{}")
         if not context:
@@ -91,16 +124,17 @@ def answer_requests(requests: int, helper: int) -> None:
                 answer = answer[os.write(requests, answer) :]
 
 
-def yield_cpus() -> None:
-    """Effect: this process, and the threads and processes it starts, run on CPUs that are idle otherwise.
+def yield_cpus(*, only_idle: bool) -> None:
+    """Effect: this process, and the threads and processes it starts, have a low priority.
 
-    A lower priority alone would not do: a thread of the worker that loses its CPU for a moment lets all others wait.
-    Source: sched(7), SCHED_IDLE.
+    `only_idle`: they run on CPUs that are idle otherwise, because a thread of the worker that loses its CPU for a
+    moment lets all others wait. Source: sched(7), SCHED_IDLE.
     """
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if only_idle:
+        with suppress(OSError, AttributeError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
-        os.nice(LEAST_PRIORITY)
+        os.nice(LEAST_PRIORITY if only_idle else LOW_PRIORITY)
 
 
 def end_first() -> None:
@@ -110,4 +144,4 @@ def end_first() -> None:
 
 
 if __name__ == "__main__":
-    start(int(sys.argv[1]), int(sys.argv[2]))
+    start(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -48,15 +48,29 @@ START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
 
 
+PATIENCE_SECONDS = 20.0
+"""For how long the helper waits for CPUs that are idle. A program that keeps all of its CPUs busy for longer is likely
+to run for long enough to gain by the graph what the helper takes from it then."""
+
+STARVED = b"starved"
+
+
 class HelperEndedError(Exception):
     """The helper process has ended without an answer."""
+
+
+class HelperStarvedError(HelperEndedError):
+    """The helper process has ended because it found no idle CPUs."""
 
 
 class HelperProcess:
     """A process that tries graphs. It ends when this object's socket is closed, at the latest with its worker."""
 
-    def __init__(self, folder: str) -> None:
-        """`folder`: where it keeps outcomes. Raises: OSError if no process can be started."""
+    def __init__(self, folder: str, *, patience: float = PATIENCE_SECONDS) -> None:
+        """`folder`: where it keeps outcomes. Raises: OSError if no process can be started.
+
+        `patience`: for how many seconds it waits for idle CPUs; 0: it takes a small share of those that are not.
+        """
         if getattr(sys, "frozen", False) or not sys.executable:
             raise OSError("this program is not run by a Python interpreter of its own")
         self.owner = os.getpid()
@@ -64,7 +78,7 @@ class HelperProcess:
         self._socket.setblocking(False)
         try:
             with other:
-                _start(self._socket, other)
+                _start(self._socket, other, patience)
             self.pid, self._pidfd = _introduced(self._socket)
         except BaseException:
             self._socket.close()
@@ -114,6 +128,8 @@ class HelperProcess:
         if not chunk:
             raise HelperEndedError("it ended")
         *lines, self._received = (self._received + chunk).split(b"\n")
+        if STARVED in lines:
+            raise HelperStarvedError("it found no idle CPUs")
         try:
             return [decode_outcome(line) for line in lines]
         except (ValueError, KeyError, TypeError) as error:
@@ -167,11 +183,11 @@ def module_folders() -> list[str]:
     return [each for each in folders if each not in implied or each in kept]
 
 
-def _start(own: socket.socket, other: socket.socket) -> None:
+def _start(own: socket.socket, other: socket.socket, patience: float) -> None:
     """Effect: starts a process that starts the helper, and waits until it has ended. Raises: OSError."""
     worker = _own_pidfd()
     descriptors = [other.fileno()] if worker is None else [other.fileno(), worker]
-    arguments = [str(other.fileno()), str(-1 if worker is None else worker)]
+    arguments = [str(other.fileno()), str(-1 if worker is None else worker), str(patience)]
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", PROGRAM, *arguments],

@@ -17,7 +17,12 @@ from torch import Tensor
 
 from cpulaunch import __version__
 from cpulaunch.worker.fusion.exclusion import everything, has_foreign_operations
-from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess
+from cpulaunch.worker.fusion.helper_process import (
+    PATIENCE_SECONDS,
+    HelperEndedError,
+    HelperProcess,
+    HelperStarvedError,
+)
 from cpulaunch.worker.fusion.math_settings import math_settings
 from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, read_outcomes, version
 from cpulaunch.worker.fusion.portable import PortableGraph
@@ -56,6 +61,7 @@ class Trials:
         self._asked: set[str] = set()
         self._helper: HelperProcess | None = None
         self._starts = 0
+        self._patience = PATIENCE_SECONDS
         self._version: tuple[int, int] | None = (0, 0)
         self._unavailable: str | None = None
 
@@ -120,6 +126,9 @@ class Trials:
                     helper.send(encode_request(request, described))
                     self._asked.add(request.key)
                 self._outcomes.update(helper.receive(None if wait else 0.0))
+            except HelperStarvedError:
+                self._patience = 0.0
+                self._end_helper()
             except HelperEndedError:
                 self._drop()
             except OSError as error:
@@ -136,15 +145,14 @@ class Trials:
         if self._helper is not None and self._helper.owner != os.getpid():  # This process is a fork of its owner.
             self._drop()
         if self._helper is None:
-            self._helper = HelperProcess(self._folder)
+            self._helper = HelperProcess(self._folder, patience=self._patience)
             self._starts += 1
             atexit.register(self._helper.close)
         return self._helper
 
     def _drop(self) -> None:
-        """Effect: forgets the helper, which has ended, and what it was asked."""
+        """Effect: forgets the helper, which has ended by itself."""
         self._end_helper()
-        self._asked.clear()
         if self._starts >= MAX_STARTS:
             self._unavailable = "the process that tries graphs ends by itself"
 
@@ -158,6 +166,8 @@ class Trials:
             self._end_helper()
 
     def _end_helper(self) -> None:
+        """Effect: ends the helper and forgets what it was asked."""
+        self._asked.clear()
         if self._helper is not None:
             self._helper.close()
             atexit.unregister(self._helper.close)
@@ -167,7 +177,6 @@ class Trials:
         """Effect: in a forked process, frees the lock, which a thread of the parent may have held, and the helper."""
         self._lock = threading.Lock()
         self._end_helper()
-        self._asked.clear()
 
 
 def fingerprint(graph: PortableGraph, described: list[Any], left_out: frozenset[int] = frozenset()) -> str:

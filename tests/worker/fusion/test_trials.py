@@ -21,7 +21,13 @@ from torch import Tensor, nn  # noqa: E402
 from cpulaunch.worker.fusion import trial as trial_module  # noqa: E402
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
-from cpulaunch.worker.fusion.helper_process import HelperEndedError, HelperProcess, environment  # noqa: E402
+from cpulaunch.worker.fusion.helper import LOW_PRIORITY, wanted_and_had  # noqa: E402
+from cpulaunch.worker.fusion.helper_process import (  # noqa: E402
+    HelperEndedError,
+    HelperProcess,
+    HelperStarvedError,
+    environment,
+)
 from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_settings  # noqa: E402
 from cpulaunch.worker.fusion.outcomes import add_outcomes, read_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
@@ -313,6 +319,61 @@ def test_its_low_priority_counts_against_the_worker(tmp_path: Path) -> None:
         assert Path(f"/proc/{pid}/autogroup").read_text() == group.read_text()
     helper.close()
     wait_for_end(helper.pid)
+
+
+@pytest.fixture
+def busy_cpu() -> Iterator[None]:
+    """This thread, and what it starts, share one CPU with a program that never waits."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield
+    hog.kill()
+    hog.wait()
+    os.sched_setaffinity(0, before)
+
+
+def test_a_helper_that_finds_no_idle_cpu_says_so(tmp_path: Path, busy_cpu: None) -> None:
+    helper = HelperProcess(str(tmp_path), patience=0.4)
+    with pytest.raises(HelperStarvedError):
+        helper.receive(60.0)
+    helper.close()
+    wait_for_end(helper.pid)
+
+
+def test_only_processes_with_work_to_do_want_a_cpu() -> None:
+    programs = {
+        "waits": "input()",
+        "works": "while True: pass",
+        "waits for a child": "input() if os.fork() else input()",
+    }
+    started = {
+        name: subprocess.Popen([sys.executable, "-c", f"import os\n{program}"], stdin=subprocess.PIPE)
+        for name, program in programs.items()
+    }
+    for name, process in started.items():
+        while wanted_and_had(process.pid)[0] != (name != "waits"):
+            time.sleep(0.01)  # No event marks when another process begins to wait.
+    _, before = wanted_and_had(started["works"].pid)
+    while wanted_and_had(started["works"].pid)[1] < before + 0.1:
+        time.sleep(0.01)  # No event marks that another process has worked.
+    for process in started.values():
+        process.communicate() if process is not started["works"] else process.kill()
+        process.wait()
+
+
+def test_where_no_cpu_is_idle_a_second_helper_takes_its_share(tmp_path: Path, busy_cpu: None, monkeypatch) -> None:
+    monkeypatch.setattr(trials_module, "PATIENCE_SECONDS", 0.4)
+    trials = Trials(300.0, folder=str(tmp_path), wait=False)
+    graph = frozen(torch.tanh, X)
+    found: list[psutil.Process] = []
+    while not any(each.nice() == LOW_PRIORITY for each in found):
+        assert trials.outcome(graph, [X]) is None
+        time.sleep(0.05)  # No event marks that the first helper has given up.
+        pid = trials.helper_pid()
+        found = [] if pid is None else psutil.Process(pid).children()
+    assert [os.sched_getscheduler(each.pid) for each in found] == [os.SCHED_OTHER]
+    trials.close()
 
 
 def test_a_descriptor_that_the_program_has_replaced_stays_open(tmp_path: Path) -> None:
