@@ -6,6 +6,7 @@ import os
 import select
 import signal
 from itertools import islice
+from math import inf
 
 from cpulaunch.launch.output.pump import Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
@@ -74,6 +75,8 @@ Clock: TypeAlias = "Callable[[], float]"
 
 INTERRUPT_NOTICE_SECONDS = 1.0
 """Most programs end sooner after Ctrl-C, and then nothing has to be said."""
+OUTPUT_SECONDS = 0.5
+"""How long the readers of ended workers' output may take for the rest of it, once a signal ends the launch."""
 
 
 class Supervisor:
@@ -99,7 +102,9 @@ class Supervisor:
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
-        self._all_ended = self._abandon_output = self._guard_is_gone = self._is_paused = False
+        self._all_ended = self._guard_is_gone = self._is_paused = False
+        self._output_deadline = inf
+        """When output that is not written yet is abandoned, if all workers have ended."""
         self._notify, self._on_started = options.notify, options.on_started
         self._notice_at: float | None = None
         self._poll, self._urgent = select.poll(), select.poll()
@@ -227,15 +232,14 @@ class Supervisor:
             f"({format_cpulist(self.state.groups)}); Ctrl-C again kills at once"
         )
 
-    def _poll_milliseconds(self) -> float | None:
-        """How long to wait for an event; None: there is no deadline."""
+    def _poll_milliseconds(self) -> float:
+        """How long to wait for an event."""
         watch_deadline = None if self._watch is None else self._watch.deadline
         own_deadlines = (self.state.next_deadline, self._exits.deadline, self._notice_at)
-        all_deadlines = (*own_deadlines, self._pump.deadline, watch_deadline)
-        deadlines = [at for at in all_deadlines if at is not None]
-        if not deadlines:
-            return None
-        return min(max(0.0, min(deadlines) - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
+        output_deadline = self._output_deadline if self._all_ended else inf
+        all_deadlines = (*own_deadlines, self._pump.deadline, output_deadline, watch_deadline)
+        deadline = min(at for at in all_deadlines if at is not None)
+        return min(max(0.0, deadline - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
 
     def _read_control(self) -> None:
         """Effect: handles the signals that the guard received; ends everything if the guard has died."""
@@ -246,11 +250,9 @@ class Supervisor:
         if not numbers:
             self._poll.unregister(self._control)
             self._urgent.unregister(self._control)
-            self._abandon_output = self._guard_is_gone = True
+            self._guard_is_gone = True
             self._handle(LauncherGone())
         for number in merged(number for number in numbers if number in SIGNALS):
-            if self._all_ended and number in self.state.ending_signals:
-                self._abandon_output = True  # A slow reader no longer delays the end.
             if number == signal.SIGINT and not self.state.ending:
                 self._notice_at = self._clock() + INTERRUPT_NOTICE_SECONDS
             if number == signal.SIGUSR1:
@@ -258,8 +260,16 @@ class Supervisor:
             if number in OPPOSITES:
                 self._is_paused = number == SIGTSTP
             self._handle(SignalArrived(number))
+        if not numbers or not self.state.ending_signals.isdisjoint(numbers):
+            self._limit_output_time()
         self._exits.look()
         self._check_groups()
+
+    def _limit_output_time(self) -> None:
+        """Effect: readers of the output have the workers' grace period for it, and OUTPUT_SECONDS after their end."""
+        grace_seconds = 0.0 if self.state.killing else self.state.grace_seconds
+        seconds = OUTPUT_SECONDS if self._all_ended else grace_seconds
+        self._output_deadline = min(self._output_deadline, self._clock() + seconds)
 
     def _move_output(self, fd: int) -> None:
         try:
@@ -362,6 +372,7 @@ class Supervisor:
                 orphans = frozenset()  # They have ended, and a tracer from outside the launch does not let go of them.
             if not orphans and not self._all_ended:
                 self._pump.limit()
+                self._output_deadline = max(self._output_deadline, self._clock() + OUTPUT_SECONDS)
             self._all_ended = not orphans
             if orphans or self.state.orphans:
                 self._handle(OrphansFound(orphans))
@@ -376,13 +387,13 @@ class Supervisor:
 
     def _output_moved(self) -> bool:
         """Whether all output is written, or is to be abandoned. Raises: SinkError."""
-        while self._pump.drain():
+        while not (overdue := _is_due(self._output_deadline, self._clock())) and self._pump.drain():
             self._handle_urgent()
-        if self._pump.has_unread_output and not self._abandon_output:
+        if self._pump.has_unread_output and not overdue:
             return False
         while self._pump.finish():
             self._handle_urgent()
-        return self._pump.all_written or self._abandon_output
+        return self._pump.all_written or overdue
 
 
 def _is_due(deadline: float | None, now: float) -> bool:

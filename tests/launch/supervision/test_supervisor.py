@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from cpulaunch.system.libc import is_linux
 from tests.launch.launching import python
 from tests.strangers import UID, needs_root
 
@@ -59,6 +60,68 @@ def test_a_signal_is_handled_before_more_output_is_read(workers):
         python(COMMON + READING, str(workers)), capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[None, 15]\n", done.stderr
+
+
+RECEIVER = """
+    import fcntl, threading
+    from cpulaunch.launch.output.sink import Sink
+    from cpulaunch.launch.output.streams import OutputRoute
+
+    SIZE, GRACE = 1 << 18, 0.5
+    received, sent = os.pipe()
+    os.set_blocking(sent, False)
+    found = []
+
+    def receive():
+        while supervisor.state.ended_by is None:
+            time.sleep(0.01)
+        while data := os.read(received, 1 << 16):
+            found.append(data)
+
+    class Reader:
+        seen = 0
+
+        def feed(self, data):
+            if not self.seen:
+                os.write(guard, bytes([SIGTERM]))
+            self.seen += len(data)
+
+        def finish(self):
+            pass
+
+    reads, runs = sys.argv[1:] == ["reads"], sys.argv[1:] == ["runs"]
+    output, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, SIZE)
+    os.write(write, bytes(SIZE))
+    os.set_blocking(output, False)
+    sink = Sink(sent, name="the receiver")
+    stream = Stream(output, routes=[OutputRoute(sink, exclusive=True)], reader=Reader())
+    argv = ("/bin/sleep", "600")
+    specs = [ExecSpec(worker=0, path=argv[0], argv=argv, environ={}, binding=UNBOUND)] if runs else []
+    routing = OutputRouting(sinks=(sink,), stdio=(), streams=((stream,),), logs=(), metrics=(), stdin=())
+    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=GRACE, control=control)
+    clock = (lambda: 0.0) if reads else time.monotonic  # A busy machine lets no time pass.
+    begun = time.monotonic()
+    with Supervisor(routing, options, clock=clock, wall_clock=time.time) as supervisor:
+        supervisor.start(specs, [StdioFds(stdin=0, stdout=1, stderr=2, owned=())] * len(specs))
+        receiver = threading.Thread(target=receive, daemon=True)
+        if reads:
+            receiver.start()
+        supervisor.run()
+    seconds = time.monotonic() - begun
+    os.close(sent)
+    if reads:
+        receiver.join()
+    print(sum(map(len, found)) == (SIZE if reads else 0), seconds < GRACE + 10)
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="only Linux makes pipes larger")
+@pytest.mark.parametrize("case", ["reads", "reads nothing", "runs"])
+def test_a_signal_leaves_the_receiver_of_output_some_time(case):
+    """`reads`: it does, from the signal on. Else it never does: the workers have ended, or one still `runs`."""
+    done = subprocess.run(python(COMMON + RECEIVER, case), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True True\n", done.stderr
 
 
 FULL = """
