@@ -21,7 +21,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import kill_children, own_children, signal_child, signal_group
 from cpulaunch.launch.process.program import find_executable
 from cpulaunch.launch.process.spawn import Inherited, check_executed, spawn
-from cpulaunch.records.record import record
+from cpulaunch.records.record import field, record
 from cpulaunch.system.libc import adopt_orphans, private_pipe
 from cpulaunch.system.signals import ENDING, SIGCONT, SIGINT, SIGTSTP
 from cpulaunch.system.terminal import leave_terminal
@@ -71,13 +71,13 @@ class ChildSetup:
     """What a child gets.
 
     `control`: a pipe with the numbers of signals that arrive, as guards write it; None: they arrive at this process.
-    `pauses`: where pauses are added up; None: nowhere.
+    `pauses`: where pauses are added up.
     """
 
     environ: Mapping[str, str]
     inherited: Inherited | None = None
     control: int | None = None
-    pauses: Pauses | None = None
+    pauses: Pauses = field(default_factory=Pauses)
 
 
 def run_child(
@@ -121,8 +121,7 @@ def run_child(
             await_ends(REMAINS_SECONDS, spared)
         kill_children(spared)
         child.close()
-        if setup.pauses is not None:
-            setup.pauses.seconds += child.paused_seconds
+        setup.pauses.seconds += child.paused_seconds
     return ChildResult(
         exit_code=child.exit_code if in_time else None,
         seconds=child.seconds - child.paused_seconds,

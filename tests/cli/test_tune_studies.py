@@ -42,7 +42,6 @@ def key(tmp_path, home, monkeypatch):
             print_json=print,
             print_help=lambda command: 0,
             notify=print,
-            notify_in_time=print,
             width=80,
             color=False,
         )

@@ -12,13 +12,11 @@ from cpulaunch.cli.help.commands import command_named
 from cpulaunch.cli.measuring.compare_arguments import BEGINS_PROGRAM, CompareLine, parse_compare, side_labels
 from cpulaunch.cli.measuring.outputs import PageFacts, check_outputs, page_facts, write_outputs
 from cpulaunch.cli.measuring.progress import ProgressLine
-from cpulaunch.launch.process.guard import fork_supervisor
-from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
-from cpulaunch.measure.child_process import ChildSetup, Pauses
 from cpulaunch.measure.comparison import Comparer, ComparisonResult
 from cpulaunch.measure.comparison_json import comparison_json
 from cpulaunch.measure.comparison_text import budget_warning, comparison_text, progress_text
-from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
+from cpulaunch.measure.execution import plain_command, take_sample
+from cpulaunch.measure.measuring_process import measuring_process
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.statistics import fewest_rounds
 from cpulaunch.records.errors import UsageError
@@ -32,8 +30,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from cpulaunch.cli.measuring.services import Services
+    from cpulaunch.measure.execution import LaunchSetup
     from cpulaunch.records.command_line import CommandLine
-    from cpulaunch.records.host import Budget
 
     Json = Mapping[str, Any]
 
@@ -46,8 +44,6 @@ OWN_SETTINGS = {
     "html": "give it to compare: --html FILE",
 }
 """Settings that a side cannot have, and why."""
-GRACE_SECONDS = 30.0
-"""How long a comparison may take to end after a signal: longer than a launch."""
 FAILED, INTERRUPTED = 1, 130
 
 
@@ -72,14 +68,10 @@ def compare(arguments: Sequence[str], services: Services) -> int:
         services.notify(f"warning: a verdict needs {fewest_rounds(len(sides))} rounds; --rounds allows fewer")
     labelled = [(side.label, None if side.plain else parsed) for side, parsed in zip(sides, lines, strict=True)]
     facts = None if line.files.html is None else page_facts(services, labelled)
-    comparison = _measured(
-        sides,
-        line,
-        services,
-        python=(*chosen, sys.executable)[0],
-        plain=_plain_command(line, lines),
-        budget=hosts[0].limits.budget,
-    )
+    plain, budget = _plain_command(line, lines), hosts[0].limits.budget
+    with measuring_process(services.notify, services.environ) as setup:
+        setup = replace(setup, python=(*chosen, sys.executable)[0], plain=plain, budget=budget)
+        comparison = _measured(sides, line, services, setup)
     data = comparison_json(
         comparison, line.limits, program=line.program, version=cpulaunch.__version__, host=os.uname().nodename
     )
@@ -124,24 +116,8 @@ def _plain_command(line: CompareLine, lines: Sequence[CommandLine]) -> tuple[str
     return next((plain_command(program) for program in plain if program is not None), ())
 
 
-def _measured(
-    sides: Sequence[Side],
-    line: CompareLine,
-    services: Services,
-    *,
-    python: str,
-    plain: tuple[str, ...],
-    budget: Budget,
-) -> ComparisonResult:
-    """The finished comparison. Effect: this process forks, and goes on in its grandchild, as for a launch."""
-    folder = choose_private_path(services.environ)
-    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
-    make_private_path(folder)
-    if link.cgroup is not None:
-        link.cgroup.wait_until_inside()
-    pauses = Pauses()
-    child = ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control, pauses=pauses)
-    setup = LaunchSetup(child=child, folder=folder, python=python, plain=plain, budget=budget)
+def _measured(sides: Sequence[Side], line: CompareLine, services: Services, setup: LaunchSetup) -> ComparisonResult:
+    """The finished comparison. Effect: launches the sides."""
     progress = ProgressLine(services.environ, width=services.width)
 
     def take(side: Side, choice: MetricChoice | None, limit_seconds: float) -> Sample:
@@ -158,14 +134,14 @@ def _measured(
         if warning and not warned:
             warned.append(warning)
             progress.clear()
-            services.notify_in_time(warning)
+            services.notify(warning)
         progress.show(progress_text(now, line.limits))
 
     comparer = Comparer(
         sides,
         line.limits,
         take=take,
-        clock=lambda: time.monotonic() - pauses.seconds,
+        clock=lambda: time.monotonic() - setup.child.pauses.seconds,
         progress=show,
         seed=int.from_bytes(os.urandom(4)),
     )

@@ -11,9 +11,6 @@ from cpulaunch.cli.measuring.diagnose_arguments import parse_diagnose
 from cpulaunch.cli.measuring.outputs import OutputFiles, check_outputs, write_outputs
 from cpulaunch.cli.measuring.own_options import shown_words
 from cpulaunch.cli.measuring.progress import ProgressLine
-from cpulaunch.launch.process.guard import fork_supervisor
-from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
-from cpulaunch.measure.child_process import ChildSetup
 from cpulaunch.measure.diagnosis.bottlenecks import ProcessLimits
 from cpulaunch.measure.diagnosis.changes.change_json import change_json
 from cpulaunch.measure.diagnosis.changes.change_text import change_text
@@ -26,10 +23,10 @@ from cpulaunch.measure.diagnosis.folder import MAX_TRACE_BYTES, read_trace
 from cpulaunch.measure.diagnosis.launching import diagnose_launched, diagnose_plain
 from cpulaunch.measure.diagnosis.rates import Ceilings
 from cpulaunch.measure.execution import plain_command
+from cpulaunch.measure.measuring_process import measuring_process
 from cpulaunch.records.errors import CpulaunchError, UsageError
 from cpulaunch.records.record import replace
 from cpulaunch.records.torch_settings import DiagnosisRequest
-from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.outputs import TRACE, check_path, save_output
 from cpulaunch.view.hidden_values import hidden_names
 from cpulaunch.view.text import painter
@@ -43,6 +40,7 @@ if TYPE_CHECKING:
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.measure.diagnosis.diagnosis import Diagnosis
     from cpulaunch.measure.diagnosis.launching import DiagnosedLaunch
+    from cpulaunch.measure.execution import LaunchSetup
     from cpulaunch.records.command_line import CommandLine
     from cpulaunch.records.host import Host
     from cpulaunch.records.plan import LaunchPlan
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
 COMMAND = command_named("diagnose")
 NOT_LAUNCHED = frozenset({"--json", "--brief", "--dry-run", "--help", "--version"})
 """Options of a launch with which nothing would be launched."""
-GRACE_SECONDS = 30.0
 FAILED, INTERRUPTED = 1, 130
 LOCAL_DISTANCE = 10
 """Of a NUMA node to itself. Source: ACPI, SLIT."""
@@ -76,20 +73,19 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
     direct = None if line.trace is None else check_path(TRACE, line.trace)
     files = check_outputs(OutputFiles(html=line.html))
     host, plan = services.host_and_plan(parsed)
-    folder = choose_private_path(services.environ)
-    setup = _supervised(services, folder)
     progress = ProgressLine(services.environ, width=services.width)
-    progress.show("measuring the program's steps")
     try:
-        launched = _launched(line, parsed, plan, setup, folder=folder)
-        found = _diagnosis(launched, line, parsed, plan, host)
-        trace = None if line.trace is None or found.main is None else read_trace(folder, found.main.figures.pid)
+        with measuring_process(services.notify, services.environ) as setup:
+            progress.show("measuring the program's steps")
+            launched = _launched(line, parsed, plan, setup)
+            found = _diagnosis(launched, line, parsed, plan, host)
+            main = None if line.trace is None else found.main
+            trace = None if main is None else read_trace(setup.folder, main.figures.pid)
     except KeyboardInterrupt:
-        services.notify_in_time("interrupted: no diagnosis")
+        services.notify("interrupted: no diagnosis")
         return INTERRUPTED
     finally:
         progress.clear()
-        remove_path(folder)
     if not found.processes:
         raise NotDiagnosedError("the program could not be diagnosed", value=launched.failure or found.absence)
     program = shown_words(line.launch, hidden_names(parsed))
@@ -100,15 +96,6 @@ def diagnose(arguments: Sequence[str], services: Services) -> int:
         services.notify(f"error: {error}")
     failure = write_outputs(files, services, page=lambda: _page(shown, host), charts=lambda: (), title="")
     return failure if error is None else FAILED
-
-
-def _supervised(services: Services, folder: str) -> ChildSetup:
-    """What the launch gets. Effect: this process forks, and goes on in its grandchild; the folder is made."""
-    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
-    make_private_path(folder)
-    if link.cgroup is not None:
-        link.cgroup.wait_until_inside()
-    return ChildSetup(environ=services.environ, inherited=link.inherited, control=link.control)
 
 
 def _page(shown: Mapping[str, Any], host: Host) -> str:
@@ -161,11 +148,9 @@ def _is_plain(line: DiagnoseLine, parsed: CommandLine) -> bool:
     return not parsed.values and not parsed.switches and not line.defaults
 
 
-def _launched(
-    line: DiagnoseLine, parsed: CommandLine, plan: LaunchPlan, setup: ChildSetup, *, folder: str
-) -> DiagnosedLaunch:
+def _launched(line: DiagnoseLine, parsed: CommandLine, plan: LaunchPlan, setup: LaunchSetup) -> DiagnosedLaunch:
     request = DiagnosisRequest(
-        folder=folder,
+        folder=setup.folder,
         steps=line.steps,
         warm_up=line.warm_up,
         trace=line.trace is not None,
@@ -173,10 +158,10 @@ def _launched(
     )
     if parsed.program is None or not _is_plain(line, parsed):
         python = sys.executable if parsed.python is None else parsed.python.path
-        return diagnose_launched(line.launch, request, setup, python=python, limit=line.budget_seconds)
+        return diagnose_launched(line.launch, request, setup.child, python=python, limit=line.budget_seconds)
     search_path = dict(plan.workers[0].env).get("PYTHONPATH")
     command = plain_command(parsed.program)
-    return diagnose_plain(command, request, setup, search_path=search_path, limit=line.budget_seconds)
+    return diagnose_plain(command, request, setup.child, search_path=search_path, limit=line.budget_seconds)
 
 
 def _machines(plan: LaunchPlan, host: Host) -> Mapping[int, ProcessLimits]:

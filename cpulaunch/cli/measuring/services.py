@@ -23,8 +23,7 @@ class Services:
     no file of its name that another user put into the current folder. `check`: its plan; nothing is started.
     `host_and_plan`: that with the host it was made for. `levels`: the settings that the optimization levels stand for
     there. `value_count`: how many values follow an option of a launch; None if there is no such option. `notify`:
-    prints a message to stderr. `notify_in_time`: the same for a guard and what it waits for, where no signal
-    ends a write: what the reader of stderr does not take soon is dropped.
+    prints a message to stderr, or what its reader takes soon: no signal ends a write of a guard and what it waits for.
     """
 
     environ: Mapping[str, str]
@@ -38,6 +37,5 @@ class Services:
     print_json: Callable[[Any], None]
     print_help: Callable[[Command], int]
     notify: Callable[[str], None]
-    notify_in_time: Callable[[str], None]
     width: int
     color: bool

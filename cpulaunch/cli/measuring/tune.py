@@ -16,10 +16,8 @@ from cpulaunch.cli.measuring.progress import ProgressLine
 from cpulaunch.cli.measuring.tune_arguments import parse_tune
 from cpulaunch.cli.measuring.tune_outcome import LastWorkers, check_save, finished_result, write_tune_outputs
 from cpulaunch.cli.measuring.tune_search import Planner, studies_folder, study_identity, tuned_program
-from cpulaunch.launch.process.guard import fork_supervisor
-from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path
-from cpulaunch.measure.child_process import ChildSetup, Pauses
-from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
+from cpulaunch.measure.execution import plain_command, take_sample
+from cpulaunch.measure.measuring_process import measuring_process
 from cpulaunch.measure.samples import MetricChoice, Sample, Side
 from cpulaunch.measure.tuning.outcome.past import changes_since, past_configurations, past_studies
 from cpulaunch.measure.tuning.outcome.result import TuneResult, result_json
@@ -39,12 +37,11 @@ if TYPE_CHECKING:
 
     from cpulaunch.cli.measuring.services import Services
     from cpulaunch.cli.measuring.tune_search import TuneProgram
+    from cpulaunch.measure.execution import LaunchSetup
     from cpulaunch.measure.tuning.identity import StudyIdentity
     from cpulaunch.measure.tuning.space import Configuration
 
 COMMAND = command_named("tune")
-GRACE_SECONDS = 30.0
-"""How long a tuning may take to end after a signal: longer than a launch."""
 INTERRUPTED = 130
 SEED = 1
 EXTRA = "optuna"
@@ -66,7 +63,12 @@ def tune(arguments: Sequence[str], services: Services) -> int:
     planner = Planner(program, services)
     identity = study_identity(program, planner)
     workers = LastWorkers()
-    result = _searched(program, planner, identity, services, workers)
+    rate = line.goal.rate
+    environ = {**services.environ, **({} if rate is None else {RATE_VARIABLE: repr(rate)})}
+    with measuring_process(services.notify, environ) as setup:
+        setup = replace(setup, python=program.python, budget=program.host.limits.budget)
+        result = _searched(program, planner, identity, services, setup=setup, workers=workers)
+    result = finished_result(result, program, planner, services)
     data = result_json(result)
     if line.json:
         services.print_json(data)
@@ -78,16 +80,17 @@ def tune(arguments: Sequence[str], services: Services) -> int:
 
 
 def _searched(
-    program: TuneProgram, planner: Planner, identity: StudyIdentity, services: Services, workers: LastWorkers
+    program: TuneProgram,
+    planner: Planner,
+    identity: StudyIdentity,
+    services: Services,
+    *,
+    setup: LaunchSetup,
+    workers: LastWorkers,
 ) -> TuneResult:
-    """What was found. Effect: this process forks, and goes on in its grandchild, as for a launch."""
+    """What was found. Effect: launches the program, and writes the study."""
     root = studies_folder(services.environ)
     folder = os.path.join(root, identity.machine_key, identity.key)
-    private = choose_private_path(services.environ)
-    link = fork_supervisor(services.notify_in_time, workers=1, grace_seconds=GRACE_SECONDS, directory=private)
-    make_private_path(private)
-    if link.cgroup is not None:
-        link.cgroup.wait_until_inside()
     from cpulaunch.measure.tuning.database import database_errors
     from cpulaunch.measure.tuning.study import Study, make_folder
 
@@ -95,22 +98,17 @@ def _searched(
     past = past_studies(root)
     warnings = tuple(f"since the last search for this program: {text}" for text in changes_since(past, identity))
     for text in warnings:
-        services.notify_in_time(f"warning: {text}; the search begins anew")
+        services.notify(f"warning: {text}; the search begins anew")
     folder = make_folder(folder)
     with database_errors(folder):
         study = Study(folder, identity.space, seed=SEED, fresh=program.line.fresh)
     output = None if program.line.output is None else OutputFile(program.line.output)
-    pauses = Pauses()
     progress = ProgressLine(services.environ, width=services.width)
-    rate = program.line.goal.rate
-    environ = {**services.environ, **({} if rate is None else {RATE_VARIABLE: repr(rate)})}
-    child = ChildSetup(environ=environ, inherited=link.inherited, control=link.control, pauses=pauses)
-    setup = LaunchSetup(child=child, folder=private, python=program.python, budget=program.host.limits.budget)
     means = TuneMeans(
         space=identity.space,
         take=_launcher(program, setup, output, workers),
         effect=planner.effect,
-        clock=lambda: time.monotonic() - pauses.seconds,
+        clock=lambda: time.monotonic() - setup.child.pauses.seconds,
         progress=progress.show,
         seed=int.from_bytes(os.urandom(4)),
         written=None if output is None else output.outputs,
@@ -123,7 +121,7 @@ def _searched(
     finally:
         progress.clear()
         study.close()
-    result = TuneResult(
+    return TuneResult(
         identity=identity,
         options=tuple(shown_words(program.line.options, hidden_names(program.parsed))),
         goal=program.line.goal,
@@ -135,7 +133,6 @@ def _searched(
         study=folder,
         warnings=warnings,
     )
-    return finished_result(result, program, planner, services)
 
 
 def _launcher(

@@ -1,12 +1,15 @@
 """Whichever two of guard, inner guard and supervisor are killed at once, at whatever moment: nothing is left."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from cpulaunch.system.control_group import MOUNTS, PREFIX
 from tests.launch.launching import alive, eventually
 from tests.launch.process.killing import (
     HIDE_CGROUPS,
@@ -172,6 +175,32 @@ def test_a_killed_comparison_leaves_nothing_of_the_launch_that_it_measures(tmp_p
         process.wait()
     eventually(lambda: not any(map(alive, pids)), "the end of the launch")
     eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of its files")
+
+
+MEASURING = {
+    "compare": ("--wall-time", "python", "--threads 1", "--"),
+    "diagnose": (),
+    "tune": ("--wall-time", "--vary", "threads=1"),
+}
+
+
+@pytest.mark.parametrize("command", MEASURING)
+def test_a_measurement_whose_guards_are_both_killed_leaves_nothing(tmp_path, prefix, command):
+    if command == "tune" and importlib.util.find_spec("optuna") is None:
+        pytest.skip("the extra tune is not installed")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "program.py").write_text(SLOW)
+    words = [*prefix, sys.executable, "-m", "cpulaunch", command, *MEASURING[command], "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as it:
+        pids = eventually(lambda: [int(path.name[4:]) for path in tmp_path.glob("pid-*")], "the program")
+        launcher = chain(it.pid)
+        cgroup = Path(f"/proc/{launcher['supervisor']}/cgroup").read_text().rpartition("0::")[2].strip()
+        for target in ("guard", "inner"):
+            send_kill(launcher[target])
+    eventually(lambda: not any(map(alive, [*pids, launcher["supervisor"]])), "the end of the measurement")
+    assert os.listdir(tmp_path / "tmp") == []
+    assert PREFIX not in cgroup or not any(os.path.exists(f"{mount}{cgroup}") for mount in MOUNTS)
 
 
 def test_ctrl_c_again_ends_a_comparison_at_once(tmp_path, prefix):
