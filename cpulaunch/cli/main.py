@@ -48,14 +48,15 @@ def _exit_code(arguments: Sequence[str]) -> int:
 
 
 def _print_error(error: CpulaunchError, arguments: Sequence[str]) -> None:
-    from cpulaunch.cli.terminal import notify, notify_json
+    from cpulaunch.cli.terminal import NOTICE_SECONDS, notify, notify_json
 
+    seconds = NOTICE_SECONDS if arguments and arguments[0] in MEASURING_COMMANDS else None
     if any(word.startswith("--json") for word in arguments) and _asks_for_json(arguments):
         from cpulaunch.view.message_view import error_json
 
-        notify_json(error_json(error))
+        notify_json(error_json(error), seconds=seconds)
         return
-    notify(f"error: {error}", os.environ)
+    notify(f"error: {error}", os.environ, seconds=seconds)
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from cpulaunch.system.libc import is_linux
 
-pytestmark = pytest.mark.skipif(not is_linux(), reason="a process finds those above it through /proc")
+needs_proc = pytest.mark.skipif(not is_linux(), reason="a process finds those above it through /proc")
 
 KILLS_WHAT_MEASURES = """
 import os, signal
@@ -31,15 +31,29 @@ COMMANDS = {
 }
 
 
+@needs_proc
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_guard_of_a_killed_measurement_ends_although_stderr_is_full(command, tmp_path):
     """It blocks every signal while it says what was killed."""
+    assert measured(command, COMMANDS[command], KILLS_WHAT_MEASURES, tmp_path) == (137, b"")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_measurement_that_fails_ends_although_stderr_is_full(command, tmp_path):
+    """Its signals are blocked. `compare` warns before, of too few rounds, and says on stdout what has failed."""
+    options = ("--rounds", "1") if command == "compare" else ()
+    code, _ = measured(command, (*options, *COMMANDS[command]), "raise SystemExit(3)", tmp_path)
+    assert code == (125 if command == "tune" else 1)
+
+
+def measured(command, options, program, tmp_path):
+    """The exit code and stdout of a measurement of a program, whose stderr takes nothing."""
     if command == "tune" and importlib.util.find_spec("optuna") is None:
         pytest.skip("the extra tune is not installed")
-    (tmp_path / "program.py").write_text(KILLS_WHAT_MEASURES)
+    (tmp_path / "program.py").write_text(program)
     environ = {**os.environ, "HOME": str(tmp_path), "TEST": str(os.getpid())}
     process = subprocess.Popen(
-        [sys.executable, "-m", "cpulaunch", command, *COMMANDS[command], "program.py"],
+        [sys.executable, "-m", "cpulaunch", command, *options, "program.py"],
         cwd=tmp_path,
         env=environ,
         stdout=subprocess.PIPE,
@@ -51,7 +65,7 @@ def test_the_guard_of_a_killed_measurement_ends_although_stderr_is_full(command,
         process.kill()
         for fd in full:
             os.close(fd)
-    assert (process.returncode, out) == (137, b"")
+    return process.returncode, out
 
 
 def full_pipe():

@@ -8,12 +8,14 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.measuring.progress import ProgressLine
 
 
 def printed_to_terminal(text, environ, monkeypatch):
@@ -76,6 +78,28 @@ def test_a_message_that_is_not_read_is_dropped_in_time(unread, monkeypatch):
         terminal.notify("warning: late", {}, seconds=0.1)
         terminal.notify_json({"text": "late"}, seconds=0.1)
         assert 0.2 <= time.monotonic() - start < 10
+
+
+def test_a_stopped_terminal_gets_no_progress(monkeypatch):
+    """By Ctrl-S, or by a program: a measurement would wait, whatever its time limit."""
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as stderr, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr("sys.stderr", stderr)
+        line = ProgressLine({"TERM": "xterm"}, width=80)
+        line.show("one")
+        termios.tcflow(writer, termios.TCOOFF)
+        shown = threads.submit(line.show, "two")
+        try:
+            shown.result(timeout=30)
+        finally:
+            termios.tcflow(writer, termios.TCOON)
+        line.show("three")
+        text = b""
+        while b"three" not in text:
+            text += os.read(reader, 1000)
+    assert b"one" in text
+    assert b"two" not in text
+    os.close(reader)
 
 
 def test_a_long_message_arrives_in_parts(monkeypatch):

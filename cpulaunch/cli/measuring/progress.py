@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 
 TYPE_CHECKING = False
@@ -13,7 +14,10 @@ CLEAR = "\r\x1b[K"
 
 
 class ProgressLine:
-    """A line that tells what is going on; nothing where stderr is no terminal, or one that cannot rewrite a line."""
+    """A line that tells what is going on; nothing where stderr is no terminal, or one that cannot rewrite a line.
+
+    Nor is anything written while the terminal takes nothing, because Ctrl-S or a program has stopped it.
+    """
 
     def __init__(self, environ: Mapping[str, str], *, width: int) -> None:
         self._shown = sys.stderr.isatty() and environ.get("TERM", "dumb") != "dumb"
@@ -30,7 +34,10 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         if not self._shown:
             return
+        fd, poll = sys.stderr.fileno(), select.poll()
+        poll.register(fd, select.POLLOUT)
         try:
-            os.write(sys.stderr.fileno(), text.encode(sys.stderr.encoding, "replace"))
+            if poll.poll(0):
+                os.write(fd, text.encode(sys.stderr.encoding, "replace"))
         except OSError:
             self._shown = False
