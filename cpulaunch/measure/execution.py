@@ -18,6 +18,7 @@ from cpulaunch.launch.process.run_directory import (
     make_event_files,
     make_events_directory,
     make_spare_folder,
+    remove_run_directory,
 )
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, run_child
 from cpulaunch.measure.disturbance import LaunchUsage, disturbance_between, read_counters
@@ -27,7 +28,6 @@ from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError, quoted
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
-from cpulaunch.system.files.folders import remove_path
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.root import Root
 from cpulaunch.system.signals import SIGKILL
@@ -108,7 +108,7 @@ def _sample_of_launch(
         else:
             outcome = _launch_cpulaunch(side, program, choice, limit_seconds, setup=setup, folder=folder)
     finally:
-        remove_path(folder)
+        remove_run_directory(folder)
     now = _used()
     usage = LaunchUsage(
         cpu_seconds=now.cpu_seconds - used.cpu_seconds,
@@ -155,7 +155,7 @@ def _spare_folder(environ: Mapping[str, str]) -> str:
     try:
         make_event_files(folder, [PLAIN_WORKER])
     except LaunchError:
-        remove_path(folder)
+        remove_run_directory(folder)
         raise
     return folder
 

@@ -253,7 +253,7 @@ def test_a_program_that_removes_the_folder_of_all_launches_ends_them_with_a_sent
 
 
 IN_A_FULL_FOLDER = """
-import sys
+import os, sys
 from cpulaunch.measure import execution
 from cpulaunch.measure.child_process import ChildSetup
 from cpulaunch.measure.execution import LaunchSetup, take_sample
@@ -262,7 +262,9 @@ setup = LaunchSetup(child=ChildSetup(environ={}), folder=sys.argv[1], plain=("tr
 make = execution.make_spare_folder
 execution.make_spare_folder = lambda environ: print(path := make(environ)) or path
 side = Side(label="python", plain=True)
-print(take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_seconds=60, setup=setup).failure)
+for _ in range(2):
+    print(take_sample(side, ("--no-python", "true"), choice=MetricChoice(), limit_seconds=60, setup=setup).failure)
+    print(len(os.listdir("/proc/self/fd")))
 """
 
 
@@ -272,9 +274,10 @@ def test_where_the_folder_of_all_launches_is_full_a_launch_has_another_one(setup
     full = f'mount -t tmpfs -o {size} tmpfs {setup.folder} && exec "$@"'
     command = ("unshare", "--mount", "sh", "-c", full, "sh", sys.executable, "-c", IN_A_FULL_FOLDER, setup.folder)
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    folder, failure = found.stdout.split()
+    folder, failure, count, *again = found.stdout.split()
     assert failure == "None"
-    assert not os.path.exists(folder)
+    assert again[1:] == [failure, count]  # No descriptor stays open.
+    assert not any(map(os.path.exists, (folder, again[0])))
 
 
 def test_a_folder_elsewhere_that_becomes_full_is_removed(monkeypatch, tmp_path):

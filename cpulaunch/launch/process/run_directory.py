@@ -6,6 +6,7 @@ So is everything else that a launch makes.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 
 from cpulaunch.launch.process.descriptors import fd_shortage_error
@@ -34,6 +35,9 @@ Source: Python's tempfile, whose import takes as long as planning.
 
 PROBE_BYTES = 1 << 16
 """A folder into which these do not fit is full."""
+
+_locked: dict[str, int] = {}
+"""The descriptors of the directories that this process has made, by which they are locked."""
 
 
 @record
@@ -144,7 +148,7 @@ def check_space(folder: str) -> None:
 
 
 def make_private_path(path: str) -> None:
-    """Effect: makes this directory, which only its owner can read, and locks it as long as this process lives.
+    """Effect: makes this directory, which only its owner can read, and locks it until `remove_run_directory`.
 
     Raises: LaunchError. Also if other users can replace it, unless there is no other place, by permissions: a
     Kubernetes emptyDir may be the only folder that can be written. Places that are full count, as another user may have
@@ -159,20 +163,15 @@ def make_private_path(path: str) -> None:
             if not (os.path.samestat(found, made) and _may_hold(os.path.dirname(path))):
                 remove_if_empty(path)
                 raise PermissionError(errno.EPERM, "other users can replace it", path)
-            _lock(folder)
         except OSError:
             os.close(folder)
             raise
     except OSError as error:
         raise _directory_error(error) from None
-
-
-def _lock(folder: int) -> None:
+    _locked[path] = folder
     try:
-        import fcntl
-
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (ImportError, OSError):  # Not every system or file system has such locks.
+    except OSError:  # Not every file system has such locks.
         return
 
 
@@ -273,5 +272,7 @@ def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpe
 
 
 def remove_run_directory(directory: str) -> None:
-    """Effect: removes the directory and what is in it, as far as permissions allow."""
+    """Effect: removes the directory and what is in it, as far as permissions allow, and unlocks it."""
     remove_path(directory)
+    if directory in _locked:
+        os.close(_locked.pop(directory))

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.process import run_directory
-from cpulaunch.launch.process.run_directory import _parents, choose_private_path, make_private_path
+from cpulaunch.launch.process.run_directory import (
+    _parents,
+    choose_private_path,
+    make_private_path,
+    remove_run_directory,
+)
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system.files.writing import open_log
 from tests.strangers import as_stranger, folder_of_stranger, in_user_namespace, needs_root
@@ -158,3 +163,11 @@ def test_what_removes_old_files_finds_the_directory_locked(tmp_path: Path) -> No
     with pytest.raises(BlockingIOError):
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(folder)
+
+
+def test_a_removed_directory_takes_no_descriptor(tmp_path: Path) -> None:
+    """As that of each launch that `compare` and `tune` make where the file system of the first one is full."""
+    before = os.listdir("/dev/fd")
+    make_private_path(str(tmp_path / "run"))
+    remove_run_directory(str(tmp_path / "run"))
+    assert len(os.listdir("/dev/fd")) == len(before)
