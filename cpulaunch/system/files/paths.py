@@ -89,10 +89,24 @@ def is_of_current_folder(name: str) -> bool:
 
 
 def without_relative_folders(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables, PYTHONPATH without the current folder: Python makes its relative and empty entries absolute."""
-    folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]
+    """The variables, PYTHONPATH without the current folder: Python makes its relative and empty entries absolute.
+
+    One that leads to this cpulaunch, which is to be found there, is kept, as an absolute path.
+    """
+    own = os.path.abspath(os.path.join(__file__, *[os.pardir] * 4))
+    given = environ.get("PYTHONPATH")
+    entries = given.split(os.pathsep) if given else []
+    folders = [each if os.path.isabs(each) else own for each in entries if os.path.isabs(each) or _is_same(each, own)]
     kept = {name: value for name, value in environ.items() if name != "PYTHONPATH"}
     return kept | ({"PYTHONPATH": os.pathsep.join(folders)} if folders else {})
+
+
+def _is_same(folder: str, other: str) -> bool:
+    """Whether both paths lead to one folder; an empty one leads to the current folder."""
+    try:
+        return os.path.samefile(folder or ".", other)
+    except OSError:
+        return False
 
 
 def is_ambiguous(uid: int) -> bool:

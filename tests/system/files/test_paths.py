@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import cpulaunch
 from cpulaunch.launch.process.run_directory import _parents
 from cpulaunch.system.files.caches import others_access, read_lines
-from cpulaunch.system.files.paths import is_trusted, locate, open_folder
+from cpulaunch.system.files.paths import is_trusted, locate, open_folder, without_relative_folders
 from cpulaunch.system.files.trust import is_secure, secure_path, untrusted_part
 from cpulaunch.system.files.writing import check_output, open_log
 from tests.strangers import OVERFLOW, UID, as_stranger, folder_of_stranger, in_container, in_user_namespace, needs_root
@@ -368,3 +369,13 @@ def test_below_a_private_folder_of_a_user_whose_number_strangers_show_all_is_sec
         assert is_secure(str(strangers / "open"))
 
     in_container(look)
+
+
+def test_of_relative_entries_of_pythonpath_one_that_leads_to_cpulaunch_is_made_absolute(tmp_path, monkeypatch):
+    root = os.path.dirname(os.path.dirname(cpulaunch.__file__))
+    monkeypatch.chdir(root)
+    for path, kept in ((":/one", f"{root}:/one"), ("cpulaunch:./:/one", f"{root}:/one"), ("tests", None), ("", None)):
+        environ = without_relative_folders({"PYTHONPATH": path, "A": "1"})
+        assert environ == {"A": "1"} | ({} if kept is None else {"PYTHONPATH": kept})
+    monkeypatch.chdir(tmp_path)
+    assert without_relative_folders({"PYTHONPATH": ":."}) == {}
