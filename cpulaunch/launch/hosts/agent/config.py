@@ -18,7 +18,7 @@ NEWER_FIELDS: dict[str, tuple[str | None, Any]] = {
     "duplicate_stdout_filters": ("--duplicate-stdout-filters", []),
     "duplicate_stderr_filters": ("--duplicate-stderr-filters", []),
     "virtual_local_rank": ("--virtual-local-rank", False),
-    "shutdown_timeout": (None, None),
+    "shutdown_timeout": (None, None),  # Without it torch reads its variable, which need not be a number.
     "event_log_handler": ("--event-log-handler", "null"),
     "log_line_prefix_template": ("--log-line-prefix-template (TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE)", None),
 }

@@ -48,7 +48,7 @@ def end_ranks_within(grace_seconds: float) -> set[int]:
 
 
 def _ranks(context: Any) -> list[Popen[bytes]]:
-    return [handler.proc for handler in getattr(context, "subprocess_handlers", {}).values()]
+    return [handler.proc for handler in context.subprocess_handlers.values()]
 
 
 def _await_killed(ranks: list[Popen[bytes]]) -> None:
