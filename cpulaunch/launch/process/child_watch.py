@@ -273,8 +273,13 @@ def await_ends(seconds: float, spared: frozenset[int]) -> None:
     Does not wait for setuid programs that run as another user.
     """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(map(_has_ended, endable_children() - spared)):
+    while time.monotonic() < deadline and not _have_ended(endable_children() - spared, spared):
         time.sleep(PAUSE_SECONDS)  # No descriptor tells of children that others leave to this process meanwhile.
+
+
+def _have_ended(children: frozenset[int], spared: frozenset[int]) -> bool:
+    """Whether these children have ended, and none of them has left another one since they were listed."""
+    return all(map(_has_ended, children)) and endable_children() - spared == children
 
 
 def _has_ended(pid: int) -> bool:

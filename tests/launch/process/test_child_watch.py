@@ -10,6 +10,7 @@ import pytest
 
 from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.guard import _stop_with_shell_job
+from cpulaunch.system.libc import is_linux
 from tests.launch.launching import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="macOS has no timed wait for signals")
@@ -110,3 +111,38 @@ def test_a_kept_signal_is_returned_until_it_is_delivered(child, has_pidfd):
     assert [watched.next_signal(0.0) for _ in range(2)] == [OTHER, OTHER]
     assert signal.sigtimedwait({OTHER}, 0) is not None
     assert watched.next_signal(0.0) is None
+
+
+LEAVING = """
+import os, signal, time
+from cpulaunch.launch.process import child_watch
+from cpulaunch.system.libc import adopt_orphans
+
+assert adopt_orphans()
+told, tell = os.pipe()
+child = os.fork()
+if child == 0:
+    if left := os.fork():
+        os.write(tell, b"%d" % left)
+    signal.pause()
+left = int(os.read(told, 20))
+plain = child_watch.endable_children
+
+def children():
+    found = plain()
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    return found
+
+child_watch.endable_children = children
+begun = time.monotonic()
+child_watch.await_ends(0.3, frozenset())
+print(time.monotonic() - begun >= 0.3)
+os.kill(left, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="only Linux lets a process adopt orphans")
+def test_what_a_child_leaves_while_its_end_is_awaited_is_awaited_too():
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n", done.stderr
