@@ -22,7 +22,7 @@ from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ARRIVALS, GATE = "arrivals", "gate"
 """The start barrier's named pipes: the same names as in worker/reporting/barrier.py."""
@@ -82,9 +82,8 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
     Effect: makes a folder in cpulaunch's caches where no other parent is secure and takes files: another user may have
     filled those that all share.
     """
-    parents = _parents(environ)
-    parent = next(filter(_takes_files, parents), None) or _own_parent(environ)
-    if parent is None and not any(map(_may_write, parents)):
+    parent = next(filter(_takes_files, _parents(environ)), None) or _own_parent(environ)
+    if parent is None and not any(map(_may_write, _parents(environ))):
         parent = _open_parent(environ)
     return _unique_path(parent or environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
 
@@ -199,12 +198,11 @@ def _places(environ: Mapping[str, str]) -> tuple[str, ...]:
     return (environ["TMPDIR"], *TEMPORARY) if environ.get("TMPDIR") else TEMPORARY
 
 
-def _parents(environ: Mapping[str, str]) -> list[str]:
+def _parents(environ: Mapping[str, str]) -> Iterator[str]:
     """The parents, without links, in which no other user can replace a directory: workers open files by paths.
 
-    What a link of another user leads to is none.
+    What a link of another user leads to is none. Each is looked at when it is asked for: mostly the first one will do.
     """
-    parents = []
     for path in _places(environ):
         try:
             folder = open_folder(path)
@@ -213,8 +211,7 @@ def _parents(environ: Mapping[str, str]) -> list[str]:
         resolved = secure_path(path, folder)
         os.close(folder)
         if resolved is not None:
-            parents.append(resolved)
-    return parents
+            yield resolved
 
 
 def _unique_path(parent: str, prefix: str) -> str:

@@ -3,6 +3,8 @@
 import contextlib
 import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,17 @@ def test_tmpdir_is_used_also_through_an_own_link(tmp_path: Path) -> None:
     assert chosen(tmp_path / "real") == chosen(tmp_path / "link") == str(tmp_path / "real")
 
 
+def test_others_are_not_looked_at_where_tmpdir_takes_files(tmp_path: Path) -> None:
+    code = (
+        "import sys; from cpulaunch.launch.process.run_directory import choose_private_path; "
+        "sys.addaudithook(lambda event, args: event == 'open' and print(args[0])); "
+        f"choose_private_path({{'TMPDIR': {str(tmp_path)!r}}})"
+    )
+    opened = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert tmp_path.name in opened
+    assert "shm" not in opened
+
+
 @needs_root
 def test_what_a_link_of_another_user_leads_to_is_not_used(tmp_path: Path, strangers: Path) -> None:
     as_stranger(lambda: (strangers / "link").symlink_to(tmp_path))
@@ -40,7 +53,7 @@ def test_what_a_link_of_another_user_leads_to_is_not_used(tmp_path: Path, strang
 @needs_root
 def test_a_folder_that_is_away_while_it_is_checked_is_not_used(strangers: Path) -> None:
     """Its owner moves it, and back before it is used."""
-    assert _parents({"TMPDIR": str(strangers / "away")})[0] == "/tmp"
+    assert next(_parents({"TMPDIR": str(strangers / "away")})) == "/tmp"
     assert chosen(strangers) == "/tmp"
 
 
