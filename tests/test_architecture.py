@@ -175,6 +175,10 @@ HOT_PATH = (
     "cpulaunch.schedulers.layer, cpulaunch.plan.ranks.job_ranks, cpulaunch.cli.pet_variables, "
     "cpulaunch.plan.plugin.collectives, cpulaunch.cli.collective_timings"
 )
+SUPERVISED_PATH = (
+    f"{HOT_PATH}, cpulaunch.launch.process.guard, cpulaunch.launch.output.routing, cpulaunch.launch.ranks.engine, "
+    "cpulaunch.launch.ranks.output, cpulaunch.launch.supervision.supervise, cpulaunch.launch.supervision.failure_text"
+)
 MAX_OWN_MODULES = 69
 """cpulaunch's modules, folders included, that `cpulaunch SCRIPT` imports before it replaces itself by the script."""
 
@@ -186,9 +190,10 @@ def imported_by(code: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_launch_imports_little() -> None:
+@pytest.mark.parametrize("path", [HOT_PATH, SUPERVISED_PATH])
+def test_a_launch_imports_little(path: str) -> None:
     """Each of these costs a launch 2 to 20 ms; see records/record.py."""
-    assert not set(HEAVY) & set(imported_by(HOT_PATH))
+    assert not set(HEAVY) & set(imported_by(path))
 
 
 def test_a_launch_imports_few_modules_of_its_own() -> None:

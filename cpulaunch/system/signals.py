@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as signal
     from collections.abc import Iterable
+else:
+    import _signal as signal  # Without the enumerations of `signal` itself, which take as long as planning.
 
 SIGKILL = int(getattr(signal, "SIGKILL", 9))
 SIGCONT = int(getattr(signal, "SIGCONT", 18))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-from math import inf
 
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import Stream
@@ -20,6 +19,7 @@ HELD_SECONDS = 5.0
 """How long any line may, unless the worker's last such line was broken: then for STALL_SECONDS too."""
 HELD_BYTES = 1 << 26
 """How long a line may be that others wait for: the seconds do not pass while the reader of the sink is slow."""
+NEVER = float("inf")
 
 
 class Pump:
@@ -170,7 +170,7 @@ class Pump:
         if not self._held:
             return
         for owner in self._blocking():
-            late = now >= min(self._stalls.get(owner, inf), self._held.get(owner, inf))
+            late = now >= min(self._stalls.get(owner, NEVER), self._held.get(owner, NEVER))
             if late:
                 self._broken.add(owner)
             if late or owner.line_bytes >= HELD_BYTES:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
 
 from cpulaunch.launch.process.processes import ExitedChild, endable_children, ended_child, is_child, traced_status
 from cpulaunch.system.libc import private_pipe, signal_descriptor
 from cpulaunch.system.process_state import all_threads_ended, has_ended_traced, open_pidfd
+from cpulaunch.system.signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

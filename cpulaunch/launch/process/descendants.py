@@ -7,10 +7,10 @@ own, the tracer perhaps among them.
 from __future__ import annotations
 
 import os
-import signal
 
 from cpulaunch.records.record import record
 from cpulaunch.system.process_state import GROUP, PARENT, START, process_ids, stat_fields
+from cpulaunch.system.signals import signal
 
 
 @record(kw_only=False)

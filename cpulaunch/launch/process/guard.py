@@ -13,7 +13,6 @@ adopt their orphans too. It adopts none, and another inner guard does so in its 
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from cpulaunch.launch.process.child_watch import ChildWatch, await_ends
@@ -35,7 +34,7 @@ from cpulaunch.records.record import record
 from cpulaunch.system.control_group import LaunchCgroup, choose_cgroup, make_cgroup, move_to_cgroup, remove_leftovers
 from cpulaunch.system.files.folders import path_exists
 from cpulaunch.system.libc import adopt_orphans, die_with_parent, is_linux, private_pipe
-from cpulaunch.system.signals import ENDING, passed_on
+from cpulaunch.system.signals import ENDING, passed_on, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from cpulaunch.launch.process.descendants import kill_descendants, signal_descendants
@@ -21,6 +20,7 @@ from cpulaunch.system.process_state import (
     process_ids,
     stat_field,
 )
+from cpulaunch.system.signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ def flush_standard_streams() -> None:
 
 def restore_dispositions() -> None:
     """Effect: gives the signals that Python ignores their default action again. An exec resets handlers by itself."""
-    import signal
+    from cpulaunch.system.signals import signal
 
     for name in IGNORED_BY_PYTHON:
         number = getattr(signal, name, None)
@@ -39,7 +39,7 @@ def reset_dispositions() -> None:
 
     For a forked child that unblocks signals before it executes: a handler would swallow a signal that arrives then.
     """
-    import signal
+    from cpulaunch.system.signals import signal
 
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):

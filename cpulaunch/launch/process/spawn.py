@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 from cpulaunch.launch.process.bind import apply_binding
 from cpulaunch.launch.process.descriptors import DescriptorLimit, StdioFds, fork_error, restore_fd_limit
@@ -13,6 +12,7 @@ from cpulaunch.launch.process.replace import reset_dispositions
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import die_with_parent, private_pipe
+from cpulaunch.system.signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

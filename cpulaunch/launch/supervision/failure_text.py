@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import signal
 import time
 
 from cpulaunch.records.errors import escaped
-from cpulaunch.system.signals import SIGKILL, SIGTERM
+from cpulaunch.system.signals import SIGKILL, SIGTERM, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +18,8 @@ TRACEBACK = "Traceback (most recent call last):"
 
 TRACEBACK_ENTRY = '  File "'
 
-COLOR = re.compile(r"\x1b\[[0-9;]*m")
-"""Source: ECMA-48, SGR."""
+ESCAPE, COLOR_CODES, COLOR_END = "\x1b[", "0123456789;", "m"
+"""The parts of a colour. Source: ECMA-48, SGR. This module does without `re`, as every launch imports it."""
 
 IN_USE = ("address already in use", "eaddrinuse", os.strerror(errno.EADDRINUSE).lower())
 """Words of the error of a server at whose address another one listens: of Python, and of torch's store."""
@@ -52,7 +50,18 @@ def _summary(result: LaunchResult) -> tuple[str, ...]:
 
 def _shown(line: str) -> str:
     """The line without colours, and with other control characters escaped: they are a worker's, or another host's."""
-    return line if line.isprintable() else escaped(COLOR.sub("", line).expandtabs())
+    return line if line.isprintable() else escaped(_without_colors(line).expandtabs())
+
+
+def _without_colors(line: str) -> str:
+    first, *others = line.split(ESCAPE)
+    return first + "".join(map(_without_color, others))
+
+
+def _without_color(part: str) -> str:
+    """What follows an ESCAPE, without the rest of the colour; with the ESCAPE where that begins no colour."""
+    text = part.lstrip(COLOR_CODES)
+    return text.removeprefix(COLOR_END) if text.startswith(COLOR_END) else ESCAPE + part
 
 
 def _failed_worker(worker: WorkerResult, result: LaunchResult) -> list[str]:
@@ -147,8 +156,12 @@ def found_port_in_use(result: LaunchResult, port: int) -> bool:
     """
     recorded = (rank.error.text for rank in result.workers if rank.error is not None)
     texts = (*recorded, *(line for rank in result.workers for line in rank.last_lines))
-    named = re.compile(rf"\b{port}\b")
-    return any(words in text.lower() and named.search(text) for text in texts for words in IN_USE)
+    return any(words in text.lower() and str(port) in _words(text) for text in texts for words in IN_USE)
+
+
+def _words(text: str) -> list[str]:
+    """The words of the text, of letters, digits and underscores."""
+    return "".join(each if each.isalnum() or each == "_" else " " for each in text).split()
 
 
 def exit_text(worker: WorkerResult) -> str:
@@ -165,9 +178,7 @@ def _out_of_memory(worker: WorkerResult, result: LaunchResult) -> list[str]:
 
 def signal_text(number: int) -> str:
     """A signal's name, number and meaning: "SIGSEGV (signal 11: segmentation fault)"."""
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
+    names = (name for name in sorted(vars(signal)) if name.startswith("SIG") and not name.startswith("SIG_"))
+    name = next((name for name in names if getattr(signal, name) == number), f"signal {number}")
     meaning = (signal.strsignal(number) or "unknown").split(":")[0]
     return f"{name} (signal {number}: {meaning[:1].lower() + meaning[1:]})"

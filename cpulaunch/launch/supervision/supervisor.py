@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 from itertools import islice
 from math import inf
 
@@ -49,7 +48,7 @@ from cpulaunch.records.host import count_text
 from cpulaunch.system.files.shared_memory import SHARED_FOLDER, SharedMemorySearches
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.process_state import catches, has_ended_traced
-from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged
+from cpulaunch.system.signals import OPPOSITES, SIGKILL, SIGTSTP, merged, signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

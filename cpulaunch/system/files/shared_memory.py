@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import stat
 import sys
 import time
 
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
+    from _signal import SIGURG  # type: ignore[import-not-found]  # `signal` itself imports enum, which takes long.
 
 from cpulaunch.system.files.reading import open_here, read_proc, reopen
 
@@ -190,7 +190,7 @@ def is_in_use(fd: int) -> bool:
     this process by SIGIO; SIGURG is ignored by default.
     """
     try:
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except OSError as error:
         return error.errno == errno.EAGAIN
