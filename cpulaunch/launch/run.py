@@ -31,8 +31,8 @@ def launch(
 
     Effect: with one worker and no logs, report or the like, this process becomes the worker and nothing returns.
     Otherwise the result returns in a forked child, the supervisor. The calling process stays as its guard, forwards
-    signals to it and ends with its exit code. It calls `on_started` once all workers execute their programs, which is
-    the moment to import what comes after the launch.
+    signals to it and ends with its exit code. It calls `on_started` once all workers execute their programs, and before
+    where it has to wait: these are the moments to import what comes after the launch.
     Raises: LaunchError, NotFoundError or NotExecutableError: before any worker starts if the cause is known by then,
     else after all workers have been ended.
     """

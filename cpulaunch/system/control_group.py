@@ -7,9 +7,14 @@ Source: Linux, Documentation/admin-guide/cgroup-v2.rst; cgroup.kill exists since
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from cpulaunch.system.files.reading import read_proc
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where systemd mounts version 2: alone, or beside version 1."""
@@ -226,9 +231,14 @@ class LaunchCgroup:
         self._moved: int | None = moved
         self._inside = False
 
-    def wait_until_inside(self) -> None:
-        """Effect: returns once this process is in the cgroup, or cannot be. What it starts from then on is there."""
+    def wait_until_inside(self, *, meanwhile: Callable[[], None] | None = None) -> None:
+        """Effect: returns once this process is in the cgroup, or cannot be. What it starts from then on is there.
+
+        `meanwhile`: called if it is not there yet, as the kernel may take 15 milliseconds to move a process.
+        """
         if self._moved is not None:
+            if meanwhile is not None and not _is_readable(self._moved):
+                meanwhile()
             told = bool(os.read(self._moved, 1))
             # Not told by a guard that was killed: it may have moved this process before, and `remove` must know.
             self._inside = told or move_to_cgroup(self._path, 0)
@@ -247,6 +257,12 @@ class LaunchCgroup:
         if not self._inside or move_to_cgroup(os.path.dirname(self._path), 0):
             self._inside = False
             remove_cgroup(self._path)
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _read(path: str) -> str:

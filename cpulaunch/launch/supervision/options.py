@@ -38,7 +38,8 @@ class SupervisorOptions:
     notify: Notify | None = None
     """Says after Ctrl-C what the launch waits for, and at the end what could not be ended."""
     on_started: Callable[[], None] | None = None
-    """Called when all workers execute their programs: imports what the launch needs at its end.
+    """Called when all workers execute their programs, and before if the cgroup is waited for: imports what the launch
+    needs at its end.
 
-    Not before, because the workers would start later; nor at the end, because the package may be gone by then.
+    Not else before, because the workers would start later; nor at the end, because the package may be gone by then.
     """

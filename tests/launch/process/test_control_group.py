@@ -10,6 +10,7 @@ import pytest
 from cpulaunch.system import control_group
 from cpulaunch.system.control_group import (
     REMOVAL_SECONDS,
+    LaunchCgroup,
     choose_cgroup,
     is_frozen,
     kill_cgroup,
@@ -129,6 +130,22 @@ def test_a_supervisor_that_was_moved_by_a_killed_guard_leaves_its_cgroup_before_
     """
     assert subprocess.run(python(code), timeout=60, check=False).returncode == 0
     assert not os.path.exists(cgroup)
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_a_wait_for_the_cgroup_is_used(is_inside):
+    moved, write = os.pipe()
+
+    def meanwhile():
+        calls.append("called")
+        os.write(write, b"1")
+
+    calls = []
+    if is_inside:
+        os.write(write, b"1")
+    LaunchCgroup("/gone", moved=moved).wait_until_inside(meanwhile=meanwhile)
+    os.close(write)
+    assert calls == ([] if is_inside else ["called"])
 
 
 @pytest.mark.parametrize(
