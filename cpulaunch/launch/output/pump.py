@@ -102,6 +102,12 @@ class Pump:
         """Whether a pipe still holds output, because the reader of a sink is slow."""
         return any(stream.has_unread for stream in self._streams.values())
 
+    def abandon_waiting(self) -> None:
+        """Effect: sinks whose readers are slow get nothing any more, and hold up no others, such as logs."""
+        for sink in self._sinks.values():
+            if sink.has_pending:
+                sink.abandon()
+
     def finish(self) -> bool:
         """Whether there was a stream. Effect: closes it and sends its unfinished line. Raises: SinkError."""
         stream = next(iter(self._streams.values()), None)

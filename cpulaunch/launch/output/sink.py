@@ -109,6 +109,11 @@ class Sink:
         if self.reader_gone or self._failed:
             self._pending.clear()
 
+    def abandon(self) -> None:
+        """Effect: data that still waits is lost, and nothing is written any more."""
+        self._failed = True
+        self._pending.clear()
+
     def close(self) -> None:
         """Effect: closes the descriptor; data that still waits is lost."""
         os.close(self.fd)

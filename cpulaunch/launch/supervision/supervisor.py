@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import select
 from itertools import islice
-from math import inf
 
-from cpulaunch.launch.output.pump import Pump
+from cpulaunch.launch.output.pump import NEVER, Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
 from cpulaunch.launch.process.child_watch import ExitQueue, child_wakeup_pipe, drain, wake
@@ -102,7 +101,7 @@ class Supervisor:
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
         self._all_ended = self._guard_is_gone = self._is_paused = False
-        self._output_deadline = inf
+        self._output_deadline = NEVER
         """When output that is not written yet is abandoned, if all workers have ended."""
         self._notify, self._on_started = options.notify, options.on_started
         self._notice_at: float | None = None
@@ -235,7 +234,7 @@ class Supervisor:
         """How long to wait for an event."""
         watch_deadline = None if self._watch is None else self._watch.deadline
         own_deadlines = (self.state.next_deadline, self._exits.deadline, self._notice_at)
-        output_deadline = self._output_deadline if self._all_ended else inf
+        output_deadline = self._output_deadline if self._all_ended else NEVER
         all_deadlines = (*own_deadlines, self._pump.deadline, output_deadline, watch_deadline)
         deadline = min(at for at in all_deadlines if at is not None)
         return min(max(0.0, deadline - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
@@ -386,7 +385,9 @@ class Supervisor:
 
     def _output_moved(self) -> bool:
         """Whether all output is written, or is to be abandoned. Raises: SinkError."""
-        while not (overdue := _is_due(self._output_deadline, self._clock())) and self._pump.drain():
+        if overdue := _is_due(self._output_deadline, self._clock()):
+            self._pump.abandon_waiting()
+        while self._pump.drain():
             self._handle_urgent()
         if self._pump.has_unread_output and not overdue:
             return False

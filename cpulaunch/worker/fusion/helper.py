@@ -2,7 +2,8 @@
 
 This file is run as a script, in three processes. The one that the worker starts forks the helper and ends, so that the
 helper is no child of the worker: a program that waits for all of its children must not find one that it did not start.
-The helper itself only waits for the worker's end. Its child does the work and ends with it, whatever it is doing.
+The helper itself waits for the worker's end, and looks whether its child gets processor time. The child does the work
+and ends with the helper, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def wanted_and_had(pid: int) -> tuple[bool, float]:
         children = file.read().split()
     wants, ticks = bool(children), 0
     for each in (str(pid), *children):
-        with suppress(OSError), open(f"/proc/{each}/stat") as file:
-            state, *fields = file.read().rpartition(")")[2].split()
-            wants = wants or state == "R"
+        with suppress(OSError), open(f"/proc/{each}/stat", "rb") as file:  # A name may be cut inside a character.
+            state, *fields = file.read().rpartition(b")")[2].split()
+            wants = wants or state == b"R"
             ticks += sum(map(int, fields[10:14]))  # Of the process and of those that it has waited for.
     return wants, ticks / os.sysconf("SC_CLK_TCK")
 

@@ -72,6 +72,26 @@ def test_a_stream_that_waited_for_a_slow_reader_ends_after_what_was_left(pipe):
     os.close(slow)
 
 
+def test_a_log_has_what_was_left_although_the_reader_of_another_sink_is_abandoned(pipe, tmp_path):
+    read, _ = pipe
+    slow, end = os.pipe()
+    os.set_blocking(end, False)
+    path = tmp_path / "log"
+    sink, log = Sink(end, name="out"), Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="log")
+    sink.send(bytes(2 << 20))
+    routes = [OutputRoute(each, exclusive=True) for each in (sink, log)]
+    pump = Pump(select.poll(), streams=[Stream(read, routes=routes)], sinks=[sink, log])
+    pump.limit()
+    assert not pump.drain()
+    pump.abandon_waiting()
+    assert [pump.drain(), pump.has_unread_output, pump.all_written] == [True, False, True]
+    assert path.read_bytes() == LEFT
+    pump.finish()
+    for each in (sink, log):
+        each.close()
+    os.close(slow)
+
+
 class TwoWorkers:
     """A file that two workers write: one in the middle of a long line, and one that waits with many whole lines."""
 
