@@ -161,10 +161,7 @@ def _reap_all(killed: list[int], since: float) -> frozenset[int]:
 
 def _has_ended(pid: int) -> bool:
     """Whether the child can be reaped, which where waitid(2) is missing takes as long as it runs."""
-    try:
-        return not hasattr(os, "waitid") or bool(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG))
-    except ChildProcessError:
-        return True
+    return not hasattr(os, "waitid") or ended_child(pid) is not None or not is_child(pid)
 
 
 def _was_killed(pid: int) -> bool:
@@ -199,7 +196,11 @@ def ended_child(pid: int | None = None) -> ExitedChild | None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             return ExitedChild(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
         which = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
-        ended = os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        while ended := os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_code not in (os.CLD_TRAPPED, os.CLD_STOPPED):
+                break
+            # Of a child that this process traces (PTRACE_TRACEME), each wait shows the stops too, instead of ends.
+            os.waitid(os.P_PID, ended.si_pid, os.WSTOPPED | os.WNOHANG)
     except ChildProcessError:
         return None
     if ended is None or not ended.si_pid:

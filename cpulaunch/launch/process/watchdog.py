@@ -13,6 +13,7 @@ from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.process_state import (
     EXIT_CODE,
     GROUP,
+    PARENT,
     STATE,
     THREADS,
     all_threads_ended,
@@ -121,14 +122,15 @@ class FailureWatch:
     def _failure_of(self, pid: int) -> int | None:
         """How an unreaped process failed, of whatever group; None if it has not ended, or well.
 
-        One that a process traces is not the supervisor's to reap.
+        One that another process than its parent (PTRACE_TRACEME) traces is not the supervisor's to reap.
         """
         folder = f"{self._proc}/{pid}"
         try:
             fields = stat_fields(folder)
             if fields[STATE] != b"Z" or (int(fields[THREADS]) > 1 and not self._is_hidden(pid)):
                 return None
-            if b"\nTracerPid:\t0\n" not in read_proc(f"{folder}/status"):
+            tracer = read_proc(f"{folder}/status").partition(b"\nTracerPid:")[2].split()[0]
+            if tracer not in (b"0", fields[PARENT]):
                 return None
             return os.waitstatus_to_exitcode(int(fields[EXIT_CODE])) or _hidden_failure(folder)
         except (OSError, IndexError, ValueError, OverflowError):

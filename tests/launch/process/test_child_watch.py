@@ -10,6 +10,7 @@ import pytest
 
 from cpulaunch.launch.process.child_watch import ChildWatch
 from cpulaunch.launch.process.guard import _stop_with_shell_job
+from cpulaunch.launch.process.processes import ended_child
 from cpulaunch.system.libc import is_linux
 from tests.launch.launching import eventually
 
@@ -146,3 +147,29 @@ os.kill(left, signal.SIGKILL)
 def test_what_a_child_leaves_while_its_end_is_awaited_is_awaited_too():
     done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\n", done.stderr
+
+
+TRACED_BY_ITS_PARENT = """
+import ctypes, os, signal
+if ctypes.CDLL(None).ptrace(0, 0, None, None) == 0:  # Source: linux/ptrace.h, PTRACE_TRACEME.
+    print("traced", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
+def test_a_child_that_this_process_traces_has_not_ended_when_it_stops():
+    """waitid(2) shows a tracer the stops too, also where only ends are asked for."""
+    child = subprocess.Popen([sys.executable, "-c", TRACED_BY_ITS_PARENT], stdout=subprocess.PIPE)
+    try:
+        if not child.stdout.readline():
+            pytest.skip("no process may be traced here")
+        assert os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT).si_code == os.CLD_TRAPPED
+        assert ended_child(child.pid) is None
+        child.kill()
+        assert eventually(lambda: ended_child(child.pid) is not None)
+        assert ended_child(child.pid).status == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()

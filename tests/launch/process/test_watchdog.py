@@ -236,6 +236,13 @@ def test_what_is_no_failure_of_a_worker_is_never_one(proc, state):
     assert looks(folder, 6) == [None] * 6
 
 
+def test_a_worker_that_its_parent_traces_fails_like_others(proc):
+    """Each worker may ask for that (PTRACE_TRACEME), and the supervisor can reap it all the same."""
+    folder, worker = proc
+    worker(tracer=SUPERVISOR)
+    assert looks(folder, 4) == [None, None, 3, 3]
+
+
 def test_a_worker_that_joins_another_group_fails_like_others(proc):
     folder, worker = proc
     worker(group=31)
