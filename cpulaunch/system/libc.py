@@ -19,6 +19,9 @@ PR_SET_CHILD_SUBREAPER = 36
 AF_UNIX, SOCK_STREAM, SHUT_WR = 1, 1, 1
 """Source: Linux, include/linux/socket.h and net.h, where SOCK_CLOEXEC is O_CLOEXEC."""
 
+MSG_DONTWAIT, MSG_NOSIGNAL = 0x40, 0x4000
+"""Source: Linux, include/linux/socket.h."""
+
 SIGNAL_SET_BITS = 1024
 """The size of sigset_t in glibc and musl."""
 
@@ -122,6 +125,27 @@ def private_pipe() -> tuple[int, int]:
     except OSError:
         return os.pipe()
     return ends[0], ends[1]
+
+
+def send_at_once(fd: int, byte: int) -> None:
+    """Effect: writes a byte to a pipe, or to a private one even if another process has made that one wait for room.
+
+    Raises: OSError; BlockingIOError if there is no room. Source: pidfd_getfd(2); fcntl(2), F_SETFL.
+    """
+    try:
+        call("send", fd, bytes([byte]), 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSOCK, errno.ENOSYS):
+            raise
+        os.write(fd, bytes([byte]))
+
+
+def receive_at_once(fd: int) -> int:
+    """How many bytes, of one, were read from this end of a private pipe; 0 at its end.
+
+    Raises: OSError; BlockingIOError if there is none yet.
+    """
+    return call("recv", fd, (ctypes_module().c_char * 1)(), 1, MSG_DONTWAIT)
 
 
 def stop_writing(fd: int) -> None:

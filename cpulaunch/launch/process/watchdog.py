@@ -10,6 +10,7 @@ import time
 
 from cpulaunch.system.control_group import is_frozen
 from cpulaunch.system.files.reading import read_proc
+from cpulaunch.system.libc import receive_at_once, send_at_once
 from cpulaunch.system.process_state import (
     EXIT_CODE,
     GROUP,
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 ANSWER_SECONDS = 0.7
 """How long after the grace period a supervisor may take to read a signal that ends the launch."""
+
+MAX_UNREAD = 64
+"""How many signals the pipe may hold before others than ending ones are dropped, so that it has room for those."""
 
 QUESTION, QUESTION_SECONDS = 0, 5.0
 """A number that is no signal, and how long the supervisor may take to read it: while it kills thousands, seconds."""
@@ -193,18 +197,21 @@ class Watchdog:
         """The launch's exit code if `next_signal` returned None."""
 
     def forward(self, number: int) -> None:
-        """Effect: the supervisor can read the signal."""
+        """Effect: the supervisor can read the signal, unless it ends no launch and so many are unread already."""
+        if number not in self._ending and self._unread_bytes() >= MAX_UNREAD:
+            return
         written = self._write(number)
         self._written += written
         if number in self._ending:
             self._expect_answer(number, self._written if written else None)
 
     def _write(self, number: int) -> int:
-        """1; 0 if it will never be read: a worker has filled the pipe with signals."""
+        """1; 0 if it will never be read: a worker has filled the pipe, or ended it."""
         try:
-            return os.write(self._control, bytes([number]))
-        except BlockingIOError:
+            send_at_once(self._control, number)
+        except OSError:
             return 0
+        return 1
 
     def _expect_answer(self, number: int, awaited: int | None) -> None:
         """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
@@ -285,7 +292,7 @@ class Watchdog:
     def _is_supervising(self) -> bool | None:
         """Whether the supervisor has not stopped writing to its end, to which it writes nothing; None of a pipe."""
         try:
-            return bool(os.read(self._control, 1))
+            return bool(receive_at_once(self._control))
         except BlockingIOError:
             return True
         except OSError:

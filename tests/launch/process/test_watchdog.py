@@ -62,11 +62,27 @@ def test_an_answered_signal_has_no_deadline(pipe):
     assert dog.next_signal(NEVER) == signal.SIGUSR2
 
 
-def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
-    """A worker that stops the supervisor can fill the pipe with signals that the guard forwards."""
+def fill(write):
+    """As a worker can that takes the guard's end of the pipe (pidfd_getfd)."""
+    while True:
+        try:
+            os.write(write, bytes([signal.SIGWINCH]))
+        except BlockingIOError:
+            return
+
+
+def test_a_signal_that_ends_the_launch_has_room_behind_a_flood_of_others(pipe):
+    """A worker that stops the supervisor can send the guard as many signals as it likes."""
     dog = watchdog(*pipe)
-    for _ in range(1 << 16):
+    for _ in range(1 << 10):
         dog.forward(signal.SIGWINCH)
+    dog.forward(signal.SIGTERM)
+    assert os.read(pipe[0], 1 << 17)[-1] == signal.SIGTERM
+
+
+def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
+    dog = watchdog(*pipe)
+    fill(pipe[1])
     dog.forward(signal.SIGTERM)
     os.read(pipe[0], 1)
     assert dog.next_signal(NEVER) is None
@@ -76,8 +92,7 @@ def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
 def test_another_signal_that_is_read_is_no_answer_to_one_that_had_no_room(pipe):
     """A worker that goes on to send signals, and lets the supervisor read them, must not hide a lost SIGTERM."""
     dog = watchdog(*pipe)
-    for _ in range(1 << 16):
-        dog.forward(signal.SIGWINCH)
+    fill(pipe[1])
     dog.forward(signal.SIGTERM)
     assert signal.SIGTERM not in os.read(pipe[0], 1 << 17)
     dog.forward(signal.SIGWINCH)
@@ -88,8 +103,7 @@ def test_another_signal_that_is_read_is_no_answer_to_one_that_had_no_room(pipe):
 
 def test_the_same_signal_sent_again_and_read_is_an_answer(pipe):
     dog = watchdog(*pipe)
-    for _ in range(1 << 16):
-        dog.forward(signal.SIGWINCH)
+    fill(pipe[1])
     dog.forward(signal.SIGTERM)
     os.read(pipe[0], 1 << 17)
     dog.forward(signal.SIGTERM)
@@ -105,6 +119,23 @@ def test_a_signal_for_a_supervisor_that_has_ended_has_a_deadline_too():
     os.close(read)
     dog.forward(signal.SIGTERM)
     assert dog.next_signal(NEVER) is None
+    os.close(write)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no process can take another's descriptor")
+def test_a_worker_that_makes_the_guard_s_end_wait_for_room_does_not_hold_the_guard():
+    read, write = private_pipe()
+    dog = Watchdog(write, unread=read, ending=frozenset({signal.SIGTERM}), grace_seconds=0.0, asks=True)
+    fill(write)
+    os.set_blocking(write, True)
+    ended = []
+    guard = threading.Thread(
+        target=lambda: ended.extend([dog.forward(signal.SIGTERM), dog._is_supervising()]), daemon=True
+    )
+    guard.start()
+    guard.join(10.0)
+    assert ended == [None, True]
+    os.close(read)
     os.close(write)
 
 
