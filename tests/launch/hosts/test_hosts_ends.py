@@ -69,5 +69,37 @@ def test_a_killed_rank_that_torch_gives_up_is_waited_for(monkeypatch):
     monkeypatch.setattr(api.PContext, "close", lambda *_: None)
     killed = end_ranks_within(0.0)
     with subprocess.Popen(["/bin/sh", "-c", "sleep 0.3; kill -KILL $$"]) as rank:
-        api.PContext.close(SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=rank)}))
+        api.PContext.close(SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=rank, close=None)}))
         assert (rank.returncode, killed) == (-9, {rank.pid})
+
+
+def test_a_rank_that_may_not_be_signalled_keeps_no_other_from_its_signal(monkeypatch, capsys):
+    """It runs a setuid program, and killpg(2) refuses."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
+
+    def close_all(context, *_):
+        for handler in (*context.subprocess_handlers.values(), *context.subprocess_handlers.values()):
+            handler.close(death_sig=15)
+
+    def refuse(death_sig):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(api.PContext, "close", close_all)
+    monkeypatch.setattr("cpulaunch.launch.hosts.agent.ends.is_refused", lambda pid: pid == 1)
+    end_ranks_within(0.0)
+    signalled = []
+
+    def note(death_sig):
+        signalled.append(death_sig)
+
+    setuid = SimpleNamespace(pid=1, poll=lambda: None, returncode=None)
+    ended = SimpleNamespace(pid=1 << 30, poll=lambda: 0, returncode=0)
+    handlers = {
+        0: SimpleNamespace(proc=setuid, close=refuse),
+        1: SimpleNamespace(proc=ended, close=note),
+    }
+    api.PContext.close(SimpleNamespace(subprocess_handlers=handlers))
+    assert signalled == [15, 15]
+    assert capsys.readouterr().err.count("process 1 ") == 1

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from torch.distributed.elastic.multiprocessing import api
 
 from cpulaunch.launch.hosts.agent.messages import MAX_KILLED
+from cpulaunch.launch.process.processes import is_refused
 from cpulaunch.system.files.shared_memory import SharedMemorySearches, started_at
 from cpulaunch.system.process_state import has_ended_traced
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from subprocess import Popen
     from typing import Any
 
@@ -31,11 +34,13 @@ def end_ranks_within(grace_seconds: float) -> set[int]:
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, PContext.close.
     """
     close, searches = api.PContext.close, SharedMemorySearches()
-    killed = set[int]()
+    killed, left = set[int](), set[int]()
     seconds, since = max(grace_seconds, LEAST_SECONDS), started_at(os.getpid())
 
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
         try:
+            for handler in context.subprocess_handlers.values():
+                handler.close = _close_if_permitted(handler, left)
             close(context, death_sig, seconds)
             _await_killed(_ranks(context))
         finally:
@@ -51,10 +56,27 @@ def _ranks(context: Any) -> list[Popen[bytes]]:
     return [handler.proc for handler in context.subprocess_handlers.values()]
 
 
+def _close_if_permitted(handler: Any, left: set[int]) -> Callable[..., None]:
+    """What closes the handler of a rank, and says once if that may not be signalled: a setuid program."""
+    close, pid = handler.close, handler.proc.pid
+
+    def close_or_leave(death_sig: Any = None) -> None:
+        try:
+            close(death_sig=death_sig)
+        except PermissionError:
+            if pid not in left:
+                sys.stderr.write(f"cpulaunch: process {pid} runs as another user and is left\n")
+            left.add(pid)
+
+    return close_or_leave
+
+
 def _await_killed(ranks: list[Popen[bytes]]) -> None:
     """Effect: ranks that torch has given up have ended, though a tracer may hold them, or thirty seconds are over."""
     end = time.monotonic() + KILLED_SECONDS
     for rank in ranks:
+        if rank.poll() is None and is_refused(rank.pid):
+            continue
         while rank.poll() is None and not has_ended_traced(rank.pid) and time.monotonic() < end:
             time.sleep(PAUSE_SECONDS)
 
