@@ -117,22 +117,25 @@ def _may_write(parent: str) -> bool:
 
 
 def _takes_files(parent: str) -> bool:
-    """Whether files can be made in this directory and hold data: permissions do not tell, /proc has them for root."""
+    """Whether this user's files can be made in this directory and hold data.
+
+    Permissions do not tell: /proc has them for root. On a share that maps users, another one may own what is made.
+    """
     if not _may_write(parent):
         return False
     try:
-        _write_probe(parent)
+        return _write_probe(parent) == os.geteuid()
     except OSError as error:
         return error.errno == errno.EFBIG  # The limit of this process, RLIMIT_FSIZE.
-    return True
 
 
-def _write_probe(parent: str) -> None:
-    """Effect: none that lasts, as the file that is written has no name. Raises: OSError."""
+def _write_probe(parent: str) -> int:
+    """The owner of a new file. Effect: none that lasts, as the file has no name. Raises: OSError."""
     fd, left = create_unnamed(parent), PROBE_BYTES
     try:
         while left:
             left -= os.write(fd, bytes(left))
+        return os.fstat(fd).st_uid
     finally:
         os.close(fd)
 

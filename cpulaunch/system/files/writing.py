@@ -20,6 +20,7 @@ from cpulaunch.system.files.paths import (
     is_trusted,
     is_trusted_in,
     locate,
+    may_be_strangers_name,
 )
 from cpulaunch.system.files.special import file_id, keep
 
@@ -316,6 +317,9 @@ def _has_one_name(status: os.stat_result, place: Place) -> bool:
 def _check_owner(status: os.stat_result, place: Place) -> None:
     if stat.S_ISFIFO(status.st_mode) and not is_trusted_in(status, place.folder):
         reason = f"{place.name} is a named pipe of another user (uid {status.st_uid})"
+        raise PermissionError(errno.EPERM, reason, place.name)
+    if not stat.S_ISREG(status.st_mode) and may_be_strangers_name(status, os.fstat(place.folder)):
+        reason = f"{place.name} is a pipe or a device that anyone may have given this name"
         raise PermissionError(errno.EPERM, reason, place.name)
 
 
