@@ -82,7 +82,8 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
     Effect: makes a folder in cpulaunch's caches where no other parent is secure and takes files: another user may have
     filled those that all share.
     """
-    parent = next(filter(_takes_files, _parents(environ)), None) or _own_parent(environ)
+    parent = next(filter(_keeps_owner, _parents(environ)), None) or _own_parent(environ)
+    parent = parent or next(filter(_takes_files, _parents(environ)), None)
     if parent is None and not any(map(_may_write, _parents(environ))):
         parent = _open_parent(environ)
     return _unique_path(parent or environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
@@ -117,16 +118,23 @@ def _may_write(parent: str) -> bool:
 
 
 def _takes_files(parent: str) -> bool:
-    """Whether this user's files can be made in this directory and hold data.
+    """Whether files can be made in this directory and hold data: permissions do not tell, /proc has them for root."""
+    return _owner_of_new(parent) is not None
 
-    Permissions do not tell: /proc has them for root. On a share that maps users, another one may own what is made.
-    """
+
+def _keeps_owner(parent: str) -> bool:
+    """Whether files that are made there are this user's: on a share that maps users, they are another one's."""
+    return _owner_of_new(parent) == os.geteuid()
+
+
+def _owner_of_new(parent: str) -> int | None:
+    """The owner of files that are made in this directory; None if none can be made or hold data."""
     if not _may_write(parent):
-        return False
+        return None
     try:
-        return _write_probe(parent) == os.geteuid()
+        return _write_probe(parent)
     except OSError as error:
-        return error.errno == errno.EFBIG  # The limit of this process, RLIMIT_FSIZE.
+        return os.geteuid() if error.errno == errno.EFBIG else None  # The limit of this process, RLIMIT_FSIZE.
 
 
 def _write_probe(parent: str) -> int:

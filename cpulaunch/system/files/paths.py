@@ -76,7 +76,7 @@ def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
 def is_of_current_folder(name: str) -> bool:
     """Whether this user, root or the owner of the current folder put there what has this name. Raises: OSError.
 
-    What another user owns, or may have linked or written there, is none to run by its name alone: anyone can put it
+    Nothing that another user owns, or may have linked or written there, is run by its name alone: anyone can put it
     into /tmp, or a link that they replace.
     Into a folder that only its owner can write, no other user can.
     """
@@ -85,7 +85,8 @@ def is_of_current_folder(name: str) -> bool:
         status, parent = os.lstat(name), os.fstat(folder)
         if not parent.st_mode & WRITABLE_BY_OTHERS:  # An ACL that lets others write shows as the group's.
             return True
-        if may_be_strangers_name(status, parent) or (stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IWOTH):
+        is_writable = bool(parent.st_mode & status.st_mode & stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        if is_writable or may_be_strangers_name(status, parent):
             return False
         return is_trusted_in(status, folder) or have_one_owner(status, parent)
     finally:
@@ -93,9 +94,9 @@ def is_of_current_folder(name: str) -> bool:
 
 
 def may_be_strangers_name(status: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether anyone may have given this file, link, pipe or device another name in this folder: a hard link.
+    """Whether this name of a file, link, pipe or device may be a hard link that another user made in this folder.
 
-    Its owner is then the one of the first name. Source: proc(5), fs.protected_hardlinks: where it is 1, users link only
+    A hard link shows the owner of the original. Source: proc(5), fs.protected_hardlinks: where it is 1, users link only
     what they own, or regular files that they may write.
     """
     return bool(folder.st_mode & stat.S_IWOTH) and not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1
@@ -279,7 +280,7 @@ def _target(link: int, name: str, folder: int, *, is_last: bool) -> str:
     if not (followed or is_trusted_in(status, folder)):
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link of another user (uid {status.st_uid})", name)
     if may_be_strangers_name(status, parent):
-        raise PermissionError(errno.EPERM, f"{name} is a symbolic link that anyone may have given this name", name)
+        raise PermissionError(errno.EPERM, f"{name} is a link with several names, where everyone may write", name)
     if (reason := _other_mounter(link, status)) is not None:
         raise PermissionError(errno.EPERM, f"{name} is a symbolic link that {reason}", name)
     return os.readlink("", dir_fd=link)

@@ -319,7 +319,7 @@ def _check_owner(status: os.stat_result, place: Place) -> None:
         reason = f"{place.name} is a named pipe of another user (uid {status.st_uid})"
         raise PermissionError(errno.EPERM, reason, place.name)
     if not stat.S_ISREG(status.st_mode) and may_be_strangers_name(status, os.fstat(place.folder)):
-        reason = f"{place.name} is a pipe or a device that anyone may have given this name"
+        reason = f"{place.name} is a pipe or device with several names, where everyone may write"
         raise PermissionError(errno.EPERM, reason, place.name)
 
 

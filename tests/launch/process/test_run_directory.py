@@ -116,6 +116,20 @@ def test_a_folder_that_cannot_be_checked_is_not_secure(monkeypatch: pytest.Monke
     assert chosen(Path("missing")) == "/tmp"
 
 
+def test_a_share_that_gives_files_to_another_user_is_used_where_nothing_else_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, own = tmp_path / "share", tmp_path / "own"
+    for folder in (share, own):
+        folder.mkdir()
+    owner = os.geteuid()
+    monkeypatch.setattr(run_directory, "_write_probe", lambda parent: owner + (parent == str(share)))
+    environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(share)}
+    for others, expected in (((str(own),), own), (("/missing",), share)):
+        monkeypatch.setattr(run_directory, "TEMPORARY", others)
+        assert os.path.dirname(choose_private_path(environ)) == str(expected)
+
+
 def test_an_own_folder_that_everyone_may_write_is_used_where_nothing_else_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +139,7 @@ def test_an_own_folder_that_everyone_may_write_is_used_where_nothing_else_can_be
         folder.mkdir()
     shared.chmod(0o777)
     environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(shared)}
-    monkeypatch.setattr(run_directory, "_takes_files", lambda parent: False)
+    monkeypatch.setattr(run_directory, "_owner_of_new", lambda parent: None)
     monkeypatch.setattr(run_directory, "TEMPORARY", (str(full),))
     with pytest.raises(LaunchError):
         make_private_path(choose_private_path(environ))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -64,9 +65,9 @@ def _close_if_permitted(handler: Any, left: set[int]) -> Callable[..., None]:
         try:
             close(death_sig=death_sig)
         except PermissionError:
-            if pid not in left:
-                sys.stderr.write(f"cpulaunch: process {pid} runs as another user and is left\n")
-            left.add(pid)
+            if death_sig == signal.SIGKILL and pid not in left:  # After SIGTERM it may end by itself.
+                sys.stderr.write(f"cpulaunch: warning: process {pid} runs as another user and is left\n")
+                left.add(pid)
 
     return close_or_leave
 
