@@ -85,7 +85,7 @@ def is_of_current_folder(name: str) -> bool:
         status, parent = os.lstat(name), os.fstat(folder)
         if not parent.st_mode & WRITABLE_BY_OTHERS:  # An ACL that lets others write shows as the group's.
             return True
-        is_writable = bool(parent.st_mode & status.st_mode & stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
+        is_writable = bool(parent.st_mode & status.st_mode & stat.S_IWOTH) and stat.S_ISREG(status.st_mode)
         if is_writable or may_be_strangers_name(status, parent):
             return False
         return is_trusted_in(status, folder) or have_one_owner(status, parent)

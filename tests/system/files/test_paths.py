@@ -149,6 +149,9 @@ def test_a_name_that_anyone_may_have_given_or_written_is_not_meant(
         os.link(tmp_path / "python", tmp_path / "other")
     tmp_path.chmod(folder)
     assert is_of_current_folder("python") == is_meant
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv").chmod(0o777)  # As some mounts show all folders.
+    assert is_of_current_folder("venv")
 
 
 @needs_root
