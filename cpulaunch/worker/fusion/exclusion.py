@@ -58,23 +58,66 @@ def leave_out(graph: Any, positions: Iterable[int]) -> None:
         elements = graph.insert("aten::numel", [tensor])
         condition = graph.insert("aten::ge", [elements, graph.insertConstant(0)])
     for node in chosen:
-        _move_into_block(graph, node, condition)
+        _hide_number(graph, node)
+    left_out = {node.output().debugName() for node in chosen}
+    for run in _runs(graph, left_out):
+        _move_into_block(graph, run, condition)
 
 
-def _move_into_block(graph: Any, node: Any, condition: Any) -> None:
-    outputs = list(node.outputs())
-    branch = graph.create("prim::If", [condition], len(outputs))
-    branch.insertBefore(node)
+def _hide_number(graph: Any, node: Any) -> None:
+    """Effect: torch does not see that the second operand is a fraction, if it is one.
+
+    In blocks, too, it would make a tensor of it, of the type of the first operand: 0.5 would become the integer 0.
+    Source: torch/csrc/jit/codegen/onednn/prepare_binary.cpp.
+    """
+    if node.kind() not in ("aten::add", "aten::mul", "aten::div"):
+        return
+    number = _constant(node.inputsAt(1))
+    if isinstance(number, float):
+        with graph.insert_point_guard(node):
+            hidden = graph.insertConstant(number)
+        hidden.setType(torch._C.NumberType.get())
+        node.replaceInput(1, hidden)
+
+
+def _runs(graph: Any, left_out: set[str]) -> list[list[Any]]:
+    """Neighbours that oneDNN Graph must not see, with what is between them; a block for each would take seconds."""
+    runs: list[list[Any]] = []
+    run: list[Any] = []
+    length = 0
+    for node in graph.nodes():
+        if node.kind() == "prim::Constant":
+            continue
+        is_chosen = node.outputsSize() == 1 and node.output().debugName() in left_out
+        if not is_chosen and (node.kind() in FUSIBLE or next(node.blocks(), None) is not None):
+            runs.append(run[:length])
+            run, length = [], 0
+        elif is_chosen or run:
+            run.append(node)
+            length = len(run) if is_chosen else length
+    return [run for run in [*runs, run[:length]] if run]
+
+
+def _move_into_block(graph: Any, run: list[Any], condition: Any) -> None:
+    """Effect: the constants that the operations of the run take are before the block."""
+    branch = graph.create("prim::If", [condition], 0)
+    branch.insertBefore(run[0])
     taken, never = branch.addBlock(), branch.addBlock()
-    for old, new in zip(outputs, branch.outputs(), strict=True):
-        new.setType(old.type())
-        old.replaceAllUsesWith(new)
-    node.moveBefore(taken.returnNode())
-    for output in outputs:
-        taken.registerOutput(output)
+    for node in run:
+        for source in [value.node() for value in node.inputs()]:
+            if source.kind() == "prim::Constant" and source.isAfter(branch):
+                source.moveBefore(branch)
+        node.moveBefore(taken.returnNode())
+    for value in [value for node in run for value in node.outputs()]:
+        if not any(use.user.isAfter(branch) for use in value.uses()):
+            continue
+        result = branch.addOutput()
+        result.setType(value.type())
+        value.replaceAllUsesAfterNodeWith(branch, result)
+        taken.registerOutput(value)
         nothing = graph.create("prim::Uninitialized", [], 1)
         nothing.insertBefore(never.returnNode())
-        nothing.output().setType(output.type())
+        nothing.output().setType(value.type())
         never.registerOutput(nothing.output())
 
 

@@ -136,3 +136,45 @@ def function_of(graph: Any) -> Function:
     """A function that runs the graph; torch optimizes it at its second call."""
     made: Function = torch._C._create_function_from_graph("forward", graph)
     return made
+
+
+OPERANDS = ("aten::add", "aten::add_", "aten::mul", "aten::mul_", "aten::div", "aten::div_")
+"""Operations beside which oneDNN Graph cannot take a constant tensor, such as a layer scale or a bias.
+
+Seen with torch 2.13: beside the result of linear it raises "vector::_M_range_check" when it is compiled, except for a
+tensor without dimensions as the second operand.
+"""
+
+
+def fusible_function_of(graph: Any) -> Function:
+    """A function like that of `function_of`, in which constant operands do not keep oneDNN Graph from compiling.
+
+    Effect: changes the graph.
+    """
+    constants: list[Tensor] = []
+    moved: dict[str, Any] = {}
+    for node in graph.nodes():
+        if node.kind() not in OPERANDS:
+            continue
+        for index, value in enumerate(list(node.inputs())[:2]):
+            constant = value.toIValue() if value.node().kind() == "prim::Constant" else None
+            if not isinstance(constant, Tensor):
+                continue
+            if constant.dim() == 0:
+                _put_second(node, index)
+                continue
+            if value.debugName() not in moved:
+                moved[value.debugName()] = graph.addInput()
+                moved[value.debugName()].setType(torch._C.TensorType.get())
+                constants.append(constant)
+            node.replaceInput(index, moved[value.debugName()])
+    function = function_of(graph)
+    return (lambda *inputs: function(*inputs, *constants)) if constants else function
+
+
+def _put_second(node: Any, index: int) -> None:
+    """Effect: of a product or sum the operand at this place is the second one."""
+    first, second, *scale = node.inputs()
+    if index == 0 and (node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1)):
+        node.replaceInput(0, second)
+        node.replaceInput(1, first)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cpulaunch.probe.cgroups import read_cgroups
 from cpulaunch.probe.limits import free_memory
@@ -21,7 +22,7 @@ from cpulaunch.system.root import Root
 from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
 from cpulaunch.worker.fusion.math_settings import apply_math_settings
 from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
-from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of
+from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, fusible_function_of, graph_of
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
 from cpulaunch.worker.fusion.wire import total_bytes, value_of
 
@@ -30,6 +31,10 @@ WARM_UP_CALLS = 2
 
 REPEATED_CALLS, REPEATED_SECONDS = 20, 0.1
 """More calls of a graph that ran: one alone may write beyond a block of memory where the allocator does not see it."""
+
+TOLERANCE = 0.1
+"""Difference of a result from that of the graph unfused, relative to its largest element, beyond all rounding: a
+worker compares more closely, with the elements that it has."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP)
 """Signals by which a process ends itself; others come from outside and say nothing about the graph."""
@@ -44,6 +49,10 @@ MAX_ATTEMPTS = 60
 POLL_SECONDS = 0.2
 NEEDED_COPIES = 3
 """An attempt holds the weights, as many bytes of packed weights, and what the operations compute."""
+
+
+class DifferentResultError(Exception):
+    """A graph computes something else than the same graph unfused."""
 
 
 def tried(folder: str, fields: dict[str, Any], described: list[Any]) -> TrialOutcome:
@@ -238,21 +247,43 @@ def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
 def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozenset[int]) -> float:
     """Seconds of this thread's processor time for it. Other programs do not count, on whose idle CPUs this runs.
 
-    Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN.
+    Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN,
+    DifferentResultError.
     """
-    start = time.thread_time()
-    graph = graph_of(source)
-    leave_out(graph, left_out)
-    compiled = function_of(graph)
     torch._C._jit_set_autocast_mode(False)
-    torch._C._jit_set_llga_enabled(True)
     with torch.no_grad():
-        for _ in range(WARM_UP_CALLS + 1):
+        expected = _results(function_of(graph_of(source)), inputs)
+        torch._C._jit_set_llga_enabled(True)
+        start = time.thread_time()
+        graph = graph_of(source)
+        leave_out(graph, left_out)
+        compiled = fusible_function_of(graph)
+        for _ in range(WARM_UP_CALLS):
             compiled(*inputs)
+        results = _results(compiled, inputs)
         spent = time.thread_time() - start
+        _check_results(results, expected)
         end = time.thread_time() + REPEATED_SECONDS
         for _ in range(REPEATED_CALLS):
             if time.thread_time() > end:
                 break
             compiled(*inputs)
     return spent
+
+
+def _results(function: Function, inputs: list[Any]) -> list[Tensor]:
+    """The results of a call, with the same random numbers each time."""
+    torch.manual_seed(0)
+    results = function(*inputs)
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def _check_results(results: list[Tensor], expected: list[Tensor]) -> None:
+    """Raises: DifferentResultError. What random weights make infinite or huge says nothing."""
+    for result, unfused in zip(results, expected, strict=True):
+        if not unfused.is_floating_point() or not unfused.numel() or not bool(unfused.isfinite().all()):
+            continue
+        largest = float(unfused.abs().max())
+        error = float((result.double() - unfused.double()).abs().max())
+        if not error <= TOLERANCE * largest:
+            raise DifferentResultError(f"it computes something else: {error:.1e} of {largest:.1e}")

@@ -19,7 +19,7 @@ from cpulaunch.worker.graph.onednn import Frozen, UnboundedError, compile_graph,
 from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.silent_logging import are_silent
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
-from cpulaunch.worker.graph.weights import Weights
+from cpulaunch.worker.graph.weights import Weights, contained
 from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
 from cpulaunch.worker.tensors.mutation import random_state, restore_random_state, storage_of
@@ -168,7 +168,11 @@ def forget_prepared(weights: Weights | None) -> None:
 
 def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, trials: Trials) -> _Prepared:
     started = time.perf_counter()
-    traced = trace_call(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=weights.tensors, eager=eager)
+    others = contained(call.module)
+    known = [*weights.tensors, *(other.tensor for other in others)]
+    traced = trace_call(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=known, eager=eager)
+    read = {storage_of(source) for source in traced.sources if isinstance(source, Tensor)}
+    weights.watch([other for other in others if storage_of(other.tensor) in read])
     mode: list[Mode] = []
 
     def enter_precision(contexts: ExitStack) -> bool:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.exclusion import leave_out
 from cpulaunch.worker.fusion.not_a_number import Safeguards, is_small, safeguards
-from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, graph_of, portable
+from cpulaunch.worker.fusion.portable import Function, PortableGraph, fusible_function_of, graph_of, portable
 from cpulaunch.worker.fusion.trial import WARM_UP_CALLS
 from cpulaunch.worker.graph.precision import widened
 from cpulaunch.worker.graph.silent_logging import silent_warnings
@@ -118,7 +118,7 @@ def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Ten
     with _compiling, silent_warnings(), _fusion():
         graph = graph_of(frozen.graph)
         leave_out(graph, left_out)
-        function = function_of(graph)
+        function = fusible_function_of(graph)
         for _ in range(WARM_UP_CALLS):
             function(*frozen.inputs_of(inputs))
     function = _watching(function, frozen.safeguards.watched)

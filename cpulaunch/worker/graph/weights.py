@@ -9,11 +9,43 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.tensors.mutation import storage_of
 from cpulaunch.worker.tensors.owners import counts_owners, is_held_elsewhere
 
 _version = attrgetter("_version")
+
+
+@record
+class Contained:
+    """A tensor in a dict, list or tuple that is the attribute `name` of a module, as tables of attention biases are."""
+
+    attributes: dict[str, Any]
+    name: str
+    container: Any
+    key: Any
+    tensor: Tensor
+
+
+MAX_CONTAINED = 64
+"""Longer containers are not searched for tensors."""
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def contained(module: nn.Module) -> list[Contained]:
+    """What a capture may take for constant once it is watched: tensors whose memory nothing else holds."""
+    found = []
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name in _TABLES or type(value) not in (dict, list, tuple) or not 0 < len(value) <= MAX_CONTAINED:
+                continue
+            for key, tensor in value.items() if type(value) is dict else enumerate(value):
+                if isinstance(tensor, Tensor) and counts_owners() and not is_held_elsewhere(tensor):
+                    found.append(Contained(attributes=vars(part), name=name, container=value, key=key, tensor=tensor))
+    return found
 
 
 class Weights:
@@ -27,10 +59,10 @@ class Weights:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._dicts: list[dict[str, Any]] = []
-        self._names: list[str] = []
+        self._dicts: list[Any] = []
+        self._names: list[Any] = []
         self._values: list[object] = []
-        self._tables: list[dict[str, Any]] = []
+        self._tables: list[Any] = []
         self.tensors: list[Tensor] = []
         for part in module.modules():
             self._record(part)
@@ -67,6 +99,21 @@ class Weights:
                 self._names.append(name)
                 self._values.append(value)
 
+    def watch(self, entries: list[Contained]) -> None:
+        """Effect: these count as weights from now on, and a change of their containers as one of the module."""
+        for entry in entries:
+            if any(tensor is entry.tensor for tensor in self.tensors):
+                continue
+            self._dicts += [entry.attributes, entry.container]
+            self._names += [entry.name, entry.key]
+            self._values += [entry.container, entry.tensor]
+            self._tables.append(entry.container)
+            self._sizes.append(len(entry.container))
+            self.tensors.append(entry.tensor)
+            self._versions.append(_version(entry.tensor))
+            self._pointers.append(entry.tensor.data_ptr())
+        watch_access(self, [entry.tensor for entry in entries])
+
     def are_held_elsewhere(self) -> bool:
         """Whether the program holds the weights' memory by other tensors or arrays too, as far as this torch can tell.
 
@@ -93,7 +140,7 @@ class Weights:
                 and list(map(_version, self.tensors)) == self._versions
                 and list(map(Tensor.data_ptr, self.tensors)) == self._pointers
             )
-        except KeyError:
+        except (KeyError, IndexError):
             same = False
         self.changed = not same
         return same

@@ -515,8 +515,8 @@ def test_the_helper_reports_the_processor_time_of_a_compilation(tmp_path: Path, 
         time.sleep(1.0)
         return original(graph)
 
-    original = trial_module.function_of
-    monkeypatch.setattr(trial_module, "function_of", slow)
+    original = trial_module.fusible_function_of
+    monkeypatch.setattr(trial_module, "fusible_function_of", slow)
     value = torch.randn(8, 16)
     graph = frozen(torch.tanh, value)
     fields = {"text": graph.text, "inputs": 1, "left_out": [], "threads": 1, "math": math_settings(), "seconds": 300.0}

@@ -1,0 +1,184 @@
+"""What keeps oneDNN Graph from compiling a graph, or makes it compute something else, and what is done about it."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.worker.fusion import trial  # noqa: E402
+from cpulaunch.worker.fusion.exclusion import everything, fusible, leave_out  # noqa: E402
+from cpulaunch.worker.fusion.portable import (  # noqa: E402
+    PortableGraph,
+    function_of,
+    fusible_function_of,
+    graph_of,
+    portable,
+)
+from cpulaunch.worker.fusion.trial import DifferentResultError, _check_results, compile_and_run  # noqa: E402
+
+pytestmark = pytest.mark.torch
+torch.manual_seed(0)
+WEIGHT, SCALE, NUMBER = torch.randn(16, 16), torch.randn(16), torch.tensor(2.0)
+
+
+def graph(function: Callable[..., object], *inputs: Tensor) -> PortableGraph:
+    class Module(nn.Module):
+        def forward(self, *values: Tensor) -> object:
+            return function(*values)
+
+    with torch.no_grad():
+        return portable(torch.jit.freeze(torch.jit.trace(Module().eval(), inputs, check_trace=False)))
+
+
+@pytest.fixture
+def fused() -> Iterator[None]:
+    """As in the process of an attempt, which the helper forks."""
+    autocast = torch._C._jit_set_autocast_mode(False)
+    yield
+    torch._C._jit_set_llga_enabled(False)
+    torch._C._jit_set_autocast_mode(autocast)
+
+
+OPERANDS = {
+    "layer scale": lambda x: x + SCALE * F.linear(x, WEIGHT),
+    "scaled residual": lambda x: x * SCALE + F.linear(x, WEIGHT),
+    "a bias before": lambda x: SCALE + F.linear(x, WEIGHT),
+    "one element": lambda x: x * SCALE[:1] + F.linear(x, WEIGHT),
+    "three dimensions": lambda x: F.linear(x, WEIGHT) * SCALE.view(1, 1, 16),
+    "a number before": lambda x: NUMBER * F.linear(x, WEIGHT),
+    "a sum with a number before": lambda x: NUMBER + F.linear(x, WEIGHT),
+    "the same twice": lambda x: (F.linear(x, WEIGHT) * SCALE + SCALE) * SCALE,
+}
+
+
+@pytest.mark.parametrize("name", OPERANDS)
+def test_constant_operands_are_fused_with_products(fused: None, name: str) -> None:
+    """Nothing is left out, and the graph computes what it computes unfused."""
+    x = torch.randn(2, 5, 16)
+    source = graph(OPERANDS[name], x)
+    compile_and_run(source, [x], frozenset())
+    with torch.no_grad():
+        assert torch.allclose(fusible_function_of(graph_of(source))(x), OPERANDS[name](x), atol=1e-5)
+
+
+def blocks(left_out: list[int], source: PortableGraph) -> int:
+    changed = graph_of(source)
+    leave_out(changed, left_out)
+    return len([node for node in changed.nodes() if node.kind() == "prim::If"])
+
+
+def test_neighbours_share_a_block() -> None:
+    """A block for each operation took 36 s for a model of 330 operations."""
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = torch.relu(x.transpose(0, 1)) * 2
+        return x
+
+    x = torch.randn(4, 4)
+    source = graph(chain, x)
+    count = len(everything(source))
+    assert blocks(list(range(count)), source) == 1
+    assert blocks([0, 1, count - 1], source) == 2
+    assert blocks([], source) == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_change_no_value(seed: int) -> None:
+    """Values of a block are used in it, between blocks and as results; constants by several blocks."""
+
+    def net(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = F.layer_norm(F.linear(x, WEIGHT), (16,))
+        b, c = (a * 2 + x).chunk(2, -1)
+        d = torch.cat([F.gelu(b), c], -1)
+        e = torch.softmax(d @ d.transpose(0, 1), -1) @ a
+        f = F.layer_norm(e.view(x.shape[0], 4, 4).permute(0, 2, 1).reshape(x.shape[0], 16), (16,))
+        return torch.relu(f) + a, e, b.abs()
+
+    x = torch.randn(6, 16)
+    source = graph(net, x)
+    torch.manual_seed(seed)
+    for left_out in (
+        everything(source),
+        frozenset(index for index in everything(source) if torch.rand(()) < 0.5),
+        frozenset({seed}),
+    ):
+        changed = graph_of(source)
+        leave_out(changed, left_out)
+        assert len(fusible(changed)) == len(everything(source)) - len(left_out)
+        with torch.no_grad():
+            function = function_of(changed)
+            for _ in range(3):
+                for result, expected in zip(function(x), net(x), strict=True):
+                    assert torch.allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [torch.arange(16), torch.randn(16), torch.arange(16).bfloat16()])
+@pytest.mark.parametrize("number", [0.5, 3, -0.1, 0, 1, 1e30])
+def test_numbers_beside_what_is_not_fused(fused: None, value: Tensor, number: float) -> None:
+    """torch would make an integer of 0.5 beside integers, in the blocks too."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return (x * number, x + number, (x + 1) * number, x / (number or 2))
+
+    source = graph(function, value)
+    compile_and_run(source, [value], everything(source))
+    changed = graph_of(source)
+    leave_out(changed, everything(source))
+    torch._C._jit_set_llga_enabled(True)
+    run = fusible_function_of(changed)
+    for _ in range(3):
+        for result, expected in zip(run(value), function(value), strict=True):
+            assert result.dtype == expected.dtype
+            assert torch.equal(result, expected)
+
+
+def test_what_makes_a_graph_compute_something_else_is_left_out(fused: None, monkeypatch) -> None:
+    """The helper inherits nothing of this process, so the search is driven here, with a fusion that negates `exp`."""
+
+    def negating(changed: object) -> object:
+        kinds = [node.kind() for node in fusible(changed)]
+        function = function_of(changed)
+        return (lambda *inputs: -function(*inputs)) if "aten::exp" in kinds else function
+
+    monkeypatch.setattr(trial, "fusible_function_of", negating)
+    x = torch.randn(4, 16)
+    source = graph(lambda x: torch.exp(F.linear(x, WEIGHT)).abs() + 1, x)
+    [place] = [index for index, node in enumerate(fusible(graph_of(source))) if node.kind() == "aten::exp"]
+    with pytest.raises(DifferentResultError, match="computes something else"):
+        compile_and_run(source, [x], frozenset())
+    assert compile_and_run(source, [x], frozenset({place})) >= 0
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "differs"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([1.0, 2.1]), torch.tensor([1.0, 2.0]), False),
+        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, 2.0]), True),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 2.0]), True),
+        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, float("inf")]), False),
+        (torch.tensor([1.0, 3.0]), torch.tensor([1.0, float("nan")]), False),
+        (torch.tensor([1, 3]), torch.tensor([1, 2]), False),
+        (torch.zeros(0), torch.zeros(0), False),
+        (torch.zeros(2), torch.zeros(2), False),
+        (torch.zeros(2).bfloat16(), torch.ones(2).bfloat16(), True),
+    ],
+)
+def test_when_results_count_as_different(result: Tensor, expected: Tensor, differs: bool) -> None:
+    if not differs:
+        _check_results([result], [expected])
+        return
+    with pytest.raises(DifferentResultError):
+        _check_results([result], [expected])
+
+
+def test_random_numbers_do_not_differ(fused: None) -> None:
+    """The sum is left out: oneDNN Graph cannot take an operand that torch's profile does not know."""
+    x = torch.randn(4, 16)
+    source = graph(lambda x: F.linear(x, WEIGHT) + torch.rand(4, 16) * 9, x)
+    compile_and_run(source, [x], frozenset({2}))

@@ -1,0 +1,137 @@
+"""`--graph onednn`: modules that keep tensors in dicts and lists, as tables of attention biases by device."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from cpulaunch.worker.graph.weights import Weights, contained  # noqa: E402
+from tests.worker.capturing import Plugin, installed  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Plugin]:
+    torch.manual_seed(0)
+    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
+        yield plugin
+
+
+class Biased(nn.Module):
+    """Keeps what it computes of a parameter, as LeViT and EfficientFormer do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.bias = nn.Parameter(torch.randn(4))
+        self.register_buffer("index", torch.randint(4, (16,)))
+        self.kept: dict[str, Tensor] = {}
+        self.scales = [torch.ones(16), torch.full((16,), 2.0)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = str(x.device)
+        if key not in self.kept:
+            self.kept[key] = self.bias[self.index]
+        return self.layers(x + self.kept[key]) * self.scales[1]
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Biased()
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(x))
+
+
+@torch.no_grad()
+def called(module: nn.Module, count: int = 8) -> None:
+    for _ in range(count):
+        x = torch.randn(4, 16)
+        assert torch.allclose(module(x), Plugin.eager(module, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Biased, Outer])
+def test_they_are_captured_as_a_whole(plugin: Plugin, kind: type[nn.Module]) -> None:
+    called(kind().eval())
+    assert plugin.captured() == [kind.__name__], plugin.reasons()
+
+
+def replace_entry(module: Biased) -> None:
+    module.kept["cpu"] = torch.randn(16)
+
+
+def clear(module: Biased) -> None:
+    with torch.no_grad():
+        module.bias.add_(1)
+    module.kept.clear()
+
+
+def replace_dict(module: Biased) -> None:
+    module.kept = {"cpu": torch.randn(16)}
+
+
+def write(module: Biased) -> None:
+    module.kept["cpu"].add_(3)
+
+
+def write_data(module: Biased) -> None:
+    module.kept["cpu"].data.add_(3)
+
+
+def write_array(module: Biased) -> None:
+    module.kept["cpu"].detach().numpy()[:] += 3
+
+
+def replace_item(module: Biased) -> None:
+    module.scales[1] = torch.full((16,), 5.0)
+
+
+def shorten(module: Biased) -> None:
+    del module.scales[0]
+    module.scales.append(torch.full((16,), 7.0))
+
+
+CHANGES = (replace_entry, clear, replace_dict, write, write_data, write_array, replace_item, shorten)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_at_the_next_call(plugin: Plugin, change: Callable[[Biased], None]) -> None:
+    module = Biased().eval()
+    called(module)
+    assert plugin.captured() == ["Biased"], plugin.reasons()
+    change(module)
+    called(module)
+    change(module)
+    called(module, 2)
+
+
+def test_memory_that_the_program_holds_too_is_not_taken_for_constant() -> None:
+    module = Biased().eval()
+    array = module.scales[1].numpy()
+    with torch.no_grad():
+        module(torch.randn(4, 16))
+    assert [each.key for each in contained(module)] == ["cpu", 0]
+    array[:] = 3
+
+
+def test_what_a_capture_does_not_read_may_change() -> None:
+    """As lists of results that a program keeps in its modules."""
+    module = Biased().eval()
+    weights = Weights(module)
+    module.scales[0] = torch.zeros(16)
+    module.kept["meta"] = torch.zeros(16)
+    assert weights.unchanged()
+    weights.watch([each for each in contained(module) if each.key == 1])
+    assert weights.unchanged()
+    module.kept["cuda"] = torch.zeros(16)
+    assert weights.unchanged()
+    module.scales.append(torch.zeros(16))
+    assert not weights.unchanged()
