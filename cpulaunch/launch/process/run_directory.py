@@ -79,37 +79,41 @@ def make_unique_directory(parent: str, prefix: str) -> str:
 def choose_private_path(environ: Mapping[str, str]) -> str:
     """The absolute path, with a random name, of a directory that `make_private_path` can make later.
 
-    Effect: makes a folder in cpulaunch's caches where no other parent is secure and takes files: another user may have
-    filled those that all share.
+    It is where files keep their owner, if there is such a place. Effect: makes a folder in cpulaunch's caches where no
+    other parent is secure and takes files: another user may have filled those that all share.
     """
-    parent = next(filter(_keeps_owner, _parents(environ)), None) or _own_parent(environ)
-    parent = parent or next(filter(_takes_files, _parents(environ)), None)
-    if parent is None and not any(map(_may_write, _parents(environ))):
-        parent = _open_parent(environ)
-    return _unique_path(parent or environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
+    for parents in (_safe_parents, _open_parents):
+        for is_usable in (_keeps_owner, _takes_files):
+            if (parent := next(filter(is_usable, parents(environ)), None)) is not None:
+                return _unique_path(parent, "cpulaunch-")
+        if any(map(_may_write, parents(environ))):
+            break
+    return _unique_path(environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
 
 
-def _own_parent(environ: Mapping[str, str]) -> str | None:
-    """The folder in this user's caches. Effect: makes it."""
+def _safe_parents(environ: Mapping[str, str]) -> Iterator[str]:
+    """The parents, and the folder in this user's caches at last. Effect: makes that, once it is asked for."""
+    yield from _parents(environ)
     from cpulaunch.system.files.caches import user_cache  # Few launches need it.
 
     path = user_cache("run", environ)
     try:
-        return make_secure_folder(path) if os.path.isabs(path) else None
+        folder = make_secure_folder(path) if os.path.isabs(path) else None
     except OSError:
-        return None
+        return
+    if folder is not None:
+        yield folder
 
 
-def _open_parent(environ: Mapping[str, str]) -> str | None:
-    """The first folder, without links, that takes files and may hold those of a run, though everyone may write it."""
+def _open_parents(environ: Mapping[str, str]) -> Iterator[str]:
+    """The folders, without links, that may hold the files of a run, though everyone may write them."""
     for path in _places(environ):
         try:
             resolved = os.path.realpath(path)
-            if _takes_files(resolved) and _may_hold(resolved):
-                return resolved
+            if _may_hold(resolved):
+                yield resolved
         except OSError:
             continue
-    return None
 
 
 def _may_write(parent: str) -> bool:

@@ -1,6 +1,7 @@
 """Where a run's directory is made: where no other user can replace it, if there is such a place."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import subprocess
@@ -122,6 +123,39 @@ def test_a_share_that_gives_files_to_another_user_is_used_where_nothing_else_can
     share, own = tmp_path / "share", tmp_path / "own"
     for folder in (share, own):
         folder.mkdir()
+    owner = os.geteuid()
+    monkeypatch.setattr(run_directory, "_write_probe", lambda parent: owner + (parent == str(share)))
+    environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(share)}
+    for others, expected in (((str(own),), own), (("/missing",), share)):
+        monkeypatch.setattr(run_directory, "TEMPORARY", others)
+        assert os.path.dirname(choose_private_path(environ)) == str(expected)
+
+
+@pytest.mark.parametrize("cause", ["full", "read-only"])
+def test_a_cache_that_takes_no_files_is_not_used_before_a_share_that_does(
+    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, cache = tmp_path / "share", tmp_path / "cpulaunch/run"
+    share.mkdir()
+    cache.mkdir(parents=True, mode=0o700)
+
+    def probe(parent: str) -> int:
+        if parent == str(cache):
+            raise OSError(errno.ENOSPC if cause == "full" else errno.EROFS, cause)
+        return os.geteuid() + 1
+
+    monkeypatch.setattr(run_directory, "_write_probe", probe)
+    monkeypatch.setattr(run_directory, "TEMPORARY", ("/missing",))
+    assert os.path.dirname(choose_private_path({"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(share)})) == str(share)
+
+
+def test_of_folders_that_everyone_may_write_one_that_keeps_owners_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share, own = tmp_path / "share", tmp_path / "own"
+    for folder in (share, own):
+        folder.mkdir()
+        folder.chmod(0o777)
     owner = os.geteuid()
     monkeypatch.setattr(run_directory, "_write_probe", lambda parent: owner + (parent == str(share)))
     environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(share)}
