@@ -21,14 +21,20 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 HEADERS = "precompiled_headers"
 """torch's folder of them. They take some 150 MB, and suit any number of threads."""
 
+_held: list[int] = []
+"""Descriptors of the folders that are locked."""
+
 
 def install(settings: TorchSettings) -> str:
     """Effect: makes torch.compile keep its code in a private folder, unless the user named another one.
 
     Raises: RuntimeError if there is none, and a setting makes graphs. What the program itself compiles is in torch's
-    folder then, after a warning.
+    folder then, after a warning. A folder of cpulaunch's, as the process that started this one had, is checked again.
     """
-    if VARIABLE in os.environ and os.environ[VARIABLE] != _default_of_torch():
+    inherited = os.environ.get(VARIABLE)
+    if inherited is not None and _is_in_cache(inherited):
+        del os.environ[VARIABLE]
+    elif inherited not in (None, _default_of_torch()):
         return ""
     try:
         names = [settings.compile_cache] if settings.compile_cache else []
@@ -76,6 +82,7 @@ def _private_folder(names: list[str], *, loads: bool) -> str:
     for cache in _caches():
         try:
             whole = make_secure_folder(cache)
+            _hold(whole)  # Before the check of what is in it, which looks at the whole way again.
             folder = make_secure_folder(os.path.join(whole, *names))
             if is_reachable(whole):
                 failures.append(f"{whole} may be entered by other users")
@@ -93,6 +100,26 @@ def _private_folder(names: list[str], *, loads: bool) -> str:
         return unloadable[0]
     tried = "; ".join(failures) or "this user has no home folder"
     raise RuntimeError(f"no private folder for compiled code ({tried}); set {VARIABLE}")
+
+
+def _hold(folder: str) -> None:
+    """Effect: what removes old files passes over the folder while this process lives, or one that it has forked.
+
+    Otherwise another user could make it again, under its name. Source: tmpfiles.d(5).
+    """
+    try:
+        import fcntl  # The worker imports this module on systems without it too.
+
+        _held.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+        fcntl.flock(_held[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # Not every file system has such locks.
+        return
+
+
+def _is_in_cache(folder: str) -> bool:
+    """Whether it is one of the caches, or a folder in one, be it made by another user."""
+    caches = [os.path.realpath(cache) for cache in _caches()]
+    return any(os.path.realpath(each) in caches for each in (folder, os.path.dirname(folder)))
 
 
 def _caches() -> list[str]:

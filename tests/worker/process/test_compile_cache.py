@@ -1,5 +1,6 @@
 """Where torch.compile keeps the code that it loads: in a folder that no other user can change."""
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -88,6 +89,38 @@ def test_a_folder_that_the_user_named_is_left_alone(temporary, monkeypatch):
 def test_the_name_that_torch_gave_what_it_started_is_no_choice_of_the_user(temporary, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(temporary / "torchinductor_me"))
     assert chosen() == own_cache(temporary)
+
+
+@pytest.mark.parametrize("below", [".", "threads-4"])
+@pytest.mark.parametrize("changed", ["folder", "link"])
+def test_an_inherited_cache_is_checked_again(temporary, monkeypatch, below, changed):
+    """Another user may have made it since, in the place of one that was removed for its age."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    settings = TorchSettings(graph="inductor", compile_cache="" if below == "." else below)
+    inherited, place = str(chosen(settings)), temporary_cache(temporary)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inherited)
+    assert str(chosen(settings)) == inherited
+    shutil.rmtree(place)
+    made = temporary / "made" if changed == "link" else place
+    (made / below).mkdir(parents=True, exist_ok=True)
+    made.chmod(0o777)
+    if changed == "link":
+        place.symlink_to("made")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", inherited)
+    with pytest.raises(RuntimeError, match="may be written by everyone"):
+        compile_cache.install(settings)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("settings", [INDUCTOR, OLD])
+def test_what_removes_old_files_finds_the_cache_locked(temporary, monkeypatch, settings):
+    """As systemd-tmpfiles, which takes an exclusive lock on what it removes: tmpfiles.d(5)."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    chosen(settings)
+    folder = os.open(temporary_cache(temporary), os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
 
 
 @pytest.mark.parametrize(("mode", "used"), [(0o711, False), (0o750, False), (0o700, True)])
