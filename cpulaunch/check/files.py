@@ -3,6 +3,7 @@
 import codecs
 import os
 import re
+import stat
 import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from cpulaunch.check.findings import ProgramFile, Unreadable
 from cpulaunch.records.record import record
-from cpulaunch.system.files.paths import have_one_owner, is_trusted
+from cpulaunch.system.files.paths import have_one_owner, is_trusted, may_be_strangers_name
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace_unchanged
 
@@ -144,7 +145,8 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
     """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read.
 
     One that belongs to neither this user, root nor the owner of the folder is passed over, with a warning: anyone can
-    put one into /tmp. Users without a number in this user namespace all show the same one.
+    put one into /tmp, or a hard link of another file there. Users without a number in this user namespace all show the
+    same one.
     """
     place = folder = os.path.realpath(start)
     start_status = os.stat(folder)
@@ -152,14 +154,27 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
         path = os.path.join(place, "pyproject.toml")
         try:
             data, status, trusted = _read(path)
-            if trusted or have_one_owner(status, start_status):
+            if _may_be_strangers(status, os.stat(place)):
+                notify(f"warning: {path} is passed over: another user may have put it there, or written it")
+            elif trusted or have_one_owner(status, start_status):
                 if len(data) > MAX_BYTES:
                     notify(f"warning: {path} is larger than {MAX_BYTES >> 20} MiB: a table at its end is not read")
                 return path, data
-            notify(f"warning: {path} is passed over: it belongs to another user (uid {status.st_uid})")
+            else:
+                notify(f"warning: {path} is passed over: it belongs to another user (uid {status.st_uid})")
         except OSError:
             pass
         parent = os.path.dirname(place)
         if parent == place:
             return None
         place = parent
+
+
+def _may_be_strangers(status: os.stat_result, folder: os.stat_result) -> bool:
+    """Whether another user may have linked a file into a folder that everyone may write, be it of a trusted owner.
+
+    Its other names may be gone. Where a mount shows all as writable, its folders are not sticky.
+    """
+    shared = stat.S_ISVTX | stat.S_IWOTH
+    is_written = folder.st_mode & shared == shared and bool(status.st_mode & stat.S_IWOTH)
+    return is_written or may_be_strangers_name(status, folder)

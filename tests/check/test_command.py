@@ -278,6 +278,26 @@ def test_a_configuration_of_another_user_is_passed_over(strangers: Path, capfd: 
     assert check(capfd, str(project))[::2] == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("folder", "mode", "names", "is_read"),
+    [(0o1777, 0o644, 1, True), (0o1777, 0o644, 2, False), (0o1777, 0o666, 1, False), (0o777, 0o666, 1, True)],
+)
+def test_a_configuration_that_another_user_may_have_linked_is_passed_over(
+    tmp_path: Path, folder: int, mode: int, names: int, is_read: bool
+) -> None:
+    """Its owner is that of the file that was linked; a mount may show all files and folders as writable."""
+    path = tmp_path / "pyproject.toml"
+    path.write_text("[tool.cpulaunch.check]\n")
+    path.chmod(mode)
+    for number in range(1, names):
+        os.link(path, tmp_path / f"{number}")
+    tmp_path.chmod(folder)
+    said: list[str] = []
+    found = read_configuration(str(tmp_path), said.append)
+    assert (found is not None and found[0] == str(path)) == is_read
+    assert any("another user may have put it there" in line for line in said) != is_read
+
+
 def test_a_rule_that_is_off_by_default_can_be_selected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     off = [rule for rule in all_rules().values() if not rule.is_default]
     assert off
