@@ -195,6 +195,21 @@ def filtered(out, err):
     return StreamsPlan(redirects=(0,), tee=(0,), filters=(out, err))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_server_that_accepts_connections_and_never_answers_is_an_error(backend, monkeypatch):
+    """As another user may start one at the port before the job."""
+    from cpulaunch.launch.hosts.agent import rendezvous
+
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.1)
+    conf = [("timeout", "1"), ("read_timeout", "1"), ("is_host", "0")]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        joining = HostRendezvous(job(backend, endpoint, conf=conf, host_rank=1))
+        with pytest.raises(LaunchError, match=f"does not answer: {endpoint} .* did not answer in 1.1 s"):
+            compare_hosts(joining)
+
+
 @pytest.mark.parametrize(
     ("changes", "known", "passed"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -35,6 +36,9 @@ JOIN_SECONDS = {"static": 900.0, "c10d": 600.0, "etcd": 600.0, "etcd-v2": 600.0}
 
 READ_SECONDS = 60.0
 """Source: torch elastic, read_timeout of the c10d rendezvous."""
+
+ANSWER_SECONDS = 1.0
+"""How much longer than torch's timeout, after which torch says itself why it could not connect."""
 
 POLL_SECONDS = 0.1
 EXIT_NOTICE_SECONDS = 2.0
@@ -156,7 +160,7 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             if is_static or "is_host" in rendezvous.conf:
                 raise _port_error(rendezvous, error) from None
     try:
-        return _tcp_store(rendezvous, min(seconds, READ_SECONDS), serving=False), False
+        return _connected_store(rendezvous, min(seconds, READ_SECONDS)), False
     except (RuntimeError, ValueError) as error:
         if reason := connect_error(rendezvous.host, rendezvous.port, timeout_seconds=1.0):
             reason += "; it answered before"
@@ -167,6 +171,34 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             source=first_line(error),
             hint="another program listens there: choose another port, the same on every host",
         ) from None
+
+
+def _connected_store(rendezvous: HostRendezvous, timeout_seconds: float) -> Any:
+    """A client of the store. Raises: LaunchError if its server says nothing, and torch's errors.
+
+    torch's timeout ends no wait for the first answer of a server that accepts the connection: torch 2.13.
+    """
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            found.append(_tcp_store(rendezvous, timeout_seconds, serving=False))
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout_seconds + ANSWER_SECONDS)
+    if not found:
+        raise LaunchError(
+            "the server at the rendezvous endpoint does not answer",
+            value=rendezvous.endpoint,
+            source=f"it accepts connections, but did not answer in {timeout_seconds + ANSWER_SECONDS:g} s",
+            hint="if another program listens there, choose another port, the same on every host",
+        )
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
 
 
 def _tcp_store(rendezvous: HostRendezvous, timeout_seconds: float, *, serving: bool) -> Any:
