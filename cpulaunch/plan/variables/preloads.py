@@ -349,14 +349,15 @@ def _missing(host: Host, preference: _Preference, candidate: PreloadCandidate | 
 
 
 def _untrusted_warnings(host: Host, preference: _Preference, chosen: PreloadCandidate | None) -> tuple[str, ...]:
-    """A warning for each library that is preferred to the chosen one and not trusted."""
-    warnings = []
+    """A warning if libraries that are preferred to the chosen one are not trusted: others may make any number."""
+    reasons = []
     for library in _found(host, preference):
         if chosen is not None and library.path == chosen.path:
             break
         if (reason := _distrust(library)) is not None:
-            warnings.append(f"not preloaded: {reason}")
-    return tuple(warnings)
+            reasons.append(reason)
+    more = f"; nor {len(reasons) - 1} more (cpulaunch probe shows them)" if reasons[1:] else ""
+    return tuple(f"not preloaded: {reason}{more}" for reason in reasons[:1])
 
 
 def _runtime(host: Host, name: str | None) -> Runtime:

@@ -131,6 +131,17 @@ def test_an_untrusted_library_is_skipped_with_a_warning() -> None:
     assert any("/opt is writable by others" in warning for warning in made.warnings)
 
 
+def test_of_many_untrusted_libraries_one_warning_tells() -> None:
+    """Another user may make any number of files with such names."""
+    host = libraries(XEON, "tcmalloc")
+    found = host.libraries[0]
+    many = tuple(replace(found, path=f"/tmp/libtcmalloc.so.{i}", untrusted="/tmp is open") for i in range(300))
+    warnings = plan(replace(host, libraries=(*many, found))).warnings
+    assert [each for each in warnings if "/tmp" in each] == [
+        "not preloaded: /tmp/libtcmalloc.so.0: /tmp is open; nor 299 more (cpulaunch probe shows them)"
+    ]
+
+
 def test_an_untrusted_library_that_is_not_preferred_gives_no_warning() -> None:
     made = plan(untrusted(libraries(XEON, "tcmalloc", "jemalloc"), "jemalloc"))
     assert preloaded(made) == "/usr/lib/libtcmalloc.so"
