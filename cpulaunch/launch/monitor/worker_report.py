@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+from cpulaunch.launch.process.run_directory import in_run_directory
 from cpulaunch.records.plan import LARGEST_METRIC
 from cpulaunch.records.record import field, record, replace
 from cpulaunch.system.files.reading import is_marked_lost, read_lines_at_ends
@@ -90,12 +91,14 @@ class WorkerReport:
 
 def read_event_file(path: str, *, workers: int = 1) -> WorkerReport:
     """The report in the event file of one of so many workers; an empty one if there is no regular file at the path."""
+    name, folder = in_run_directory(path)
+    max_bytes = min(MAX_BYTES, MAX_LAUNCH_BYTES // workers)
     try:
-        lines, unread_bytes = read_lines_at_ends(path, max_bytes=min(MAX_BYTES, MAX_LAUNCH_BYTES // workers))
+        lines, unread_bytes = read_lines_at_ends(name, max_bytes=max_bytes, folder=folder)
     except OSError:
         return WorkerReport()
     found = read_worker_report(lines, max_values=_values_of_one(workers))
-    return replace(found, unread_bytes=unread_bytes, lost=is_marked_lost(path))
+    return replace(found, unread_bytes=unread_bytes, lost=is_marked_lost(name, folder=folder))
 
 
 def _values_of_one(workers: int) -> int:

@@ -283,6 +283,17 @@ def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpe
     return tuple(with_variables(spec, {EVENTS_VARIABLE: events_path(directory, spec.worker)}) for spec in specs)
 
 
+def in_run_directory(path: str) -> tuple[str, int | None]:
+    """The name of a file in a run's directory, and this process's descriptor of that; the path if it has none.
+
+    Another user may rename the directory, or exchange it, where there was no place in which none can.
+    """
+    for directory, fd in _locked.items():
+        if path.startswith(f"{directory}/"):
+            return path.removeprefix(f"{directory}/"), fd
+    return path, None
+
+
 def remove_run_directory(directory: str) -> None:
     """Effect: removes the directory and what is in it, as far as permissions allow, and unlocks it."""
     remove_path(directory)

@@ -310,7 +310,7 @@ def _rank_result(run: _RankRun, result: LaunchResult, files: RankFiles, restarts
         replace(
             worker,
             rank=planned.rank,
-            error=read_error(files.error_file(worker.index)) if worker.status else None,
+            error=read_error(*files.opened_error_file(worker.index)) if worker.status else None,
         )
         for worker, planned in zip(result.workers, run.plan.workers, strict=True)
     )

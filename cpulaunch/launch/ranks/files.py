@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.process.run_directory import choose_private_path, is_full, make_unique_directory
+from cpulaunch.launch.process.run_directory import (
+    choose_private_path,
+    in_run_directory,
+    is_full,
+    make_unique_directory,
+)
 from cpulaunch.launch.supervision.error_file import MAX_BYTES
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -64,6 +69,12 @@ class RankFiles:
             return os.path.join(self.errors, f"error-{local_rank}.json")
         return self.of_rank(local_rank, ERROR_FILE)
 
+    def opened_error_file(self, local_rank: int) -> tuple[str, int | None]:
+        """The name of a rank's error file, and the descriptor of a folder that it is in; the path if there is none."""
+        if self.errors is None and self.fd is not None:
+            return os.path.join(str(local_rank), ERROR_FILE), self.fd
+        return in_run_directory(self.error_file(local_rank))
+
     def open_log(self, name: str) -> int:
         """A descriptor of a new file in the directory. Raises: OSError."""
         return create(name, mode=0o666, folder=self.fd)
@@ -74,7 +85,8 @@ class RankFiles:
             return
         for local_rank in range(0 if self.errors is None else self.ranks):
             try:
-                data = read_start(self.error_file(local_rank), max_bytes=MAX_BYTES)
+                name, folder = self.opened_error_file(local_rank)
+                data = read_start(name, max_bytes=MAX_BYTES, folder=folder)
                 create_with(os.path.join(str(local_rank), ERROR_FILE), data, folder=self.fd)
             except OSError:
                 continue  # The rank has recorded no error, or some rank has removed a folder.

@@ -27,9 +27,9 @@ class RankError:
     timestamp: int | None = None
 
 
-def read_error(path: str) -> RankError | None:
+def read_error(path: str, folder: int | None = None) -> RankError | None:
     """The exception in an error file; None if there is no such file, or it has another format."""
-    return error_in(read_json(path))
+    return error_in(read_json(path, folder))
 
 
 def error_in(content: Any) -> RankError | None:

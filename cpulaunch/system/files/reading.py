@@ -151,10 +151,10 @@ def mark_lost(name: str) -> None:
         os.close(fd)
 
 
-def is_marked_lost(name: str) -> bool:
+def is_marked_lost(name: str, *, folder: int | None = None) -> bool:
     """Whether something could not be written to the file of this name, as for want of space."""
     try:
-        return stat.S_IMODE(os.stat(name, follow_symlinks=False).st_mode) == LOST
+        return stat.S_IMODE(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode) == LOST
     except OSError:
         return False
 
