@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from cpulaunch.launch.process.program import find_executable
+from cpulaunch.records.errors import NotFoundError
 from tests import json_output
 from tests.strangers import UID, needs_root
 
@@ -62,7 +64,26 @@ def test_a_name_that_is_no_command_is_refused_before_anything_is_measured(cpulau
     done = cpulaunch(*MEASURE[name], "uvicorn", "app:app")
     assert (done.returncode, done.stdout) == (127, "")
     assert "uvicorn" in done.stderr
-    assert "to use that of the current folder, write ./uvicorn" in done.stderr
+    assert "to use that of the current folder, in which everyone may write, write ./uvicorn" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_mode", "owner", "clause"),
+    [
+        (0o1777, 0o755, UID, ", in which everyone may write"),
+        (0o777, 0o777, 0, ", in which everyone may write"),
+        (0o775, 0o755, UID, ", which another user owns"),
+        (0o755, 0o755, 0, ""),
+    ],
+)
+def test_the_hint_says_why_a_name_alone_does_not_stand_for_a_file(shared, monkeypatch, mode, file_mode, owner, clause):
+    monkeypatch.chdir(shared)
+    (shared / "uvicorn").chmod(file_mode)
+    os.chown(shared / "uvicorn", owner, owner)
+    shared.chmod(mode)
+    with pytest.raises(NotFoundError) as caught:
+        find_executable("uvicorn", {"PATH": "/missing"})
+    assert caught.value.hint == f"to use that of the current folder{clause}, write ./uvicorn"
 
 
 def test_a_shell_script_starts_what_a_launch_runs(cpulaunch, shared):

@@ -180,8 +180,16 @@ def _not_found(what: str, name: str) -> NotFoundError:
     if source is None and os.path.islink(name):
         hint = f"it is a link to {printable(os.readlink(name))}, which leads nowhere"
     elif source is not None and os.path.exists(name):
-        hint = f"to use that of the current folder, write {printable(os.path.join(os.curdir, name))}"
+        hint = f"to use that of the current folder{_refusal(name)}, write {printable(os.path.join(os.curdir, name))}"
     return NotFoundError(f"{what} not found", value=printable(name), source=source, hint=hint)
+
+
+def _refusal(name: str) -> str:
+    """Why this name alone does not stand for what has it in the current folder, as a clause; empty if it does."""
+    if is_meant(name):
+        return ""
+    is_open = os.stat(os.curdir).st_mode & stat.S_IWOTH
+    return ", in which everyone may write" if is_open else ", which another user owns"
 
 
 def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:
