@@ -74,11 +74,11 @@ def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
 
 
 def is_of_current_folder(name: str) -> bool:
-    """Whether this user, root or the owner of the current folder put there what has this name. Raises: OSError.
+    """Whether what has this name in the current folder may be run by its name alone. Raises: OSError.
 
-    Nothing that another user owns, or may have linked or written there, is run by its name alone: anyone can put it
-    into /tmp, or a link that they replace.
-    Into a folder that only its owner can write, no other user can.
+    In a folder that, by its mode, only its owner can write, it may: that owner alone put it there. In
+    another one, this user, root or the folder's owner must own it, or the link; where everyone may write, as in /tmp,
+    it must not be what another user may have linked there, or a file that everyone may write.
     """
     folder = os.open(".", FOLDER)
     try:
