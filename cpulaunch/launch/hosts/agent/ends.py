@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 from torch.distributed.elastic.multiprocessing import api
 
@@ -41,7 +42,8 @@ def end_ranks_within(grace_seconds: float) -> set[int]:
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
         try:
             for handler in context.subprocess_handlers.values():
-                handler.close = _close_if_permitted(handler, left)
+                if not isinstance(handler.close, partial):  # torch closes the ranks again at the end of the job.
+                    handler.close = partial(_close_if_permitted, handler.close, handler.proc.pid, left)
             close(context, death_sig, seconds)
             _await_killed(_ranks(context))
         finally:
@@ -57,19 +59,14 @@ def _ranks(context: Any) -> list[Popen[bytes]]:
     return [handler.proc for handler in context.subprocess_handlers.values()]
 
 
-def _close_if_permitted(handler: Any, left: set[int]) -> Callable[..., None]:
-    """What closes the handler of a rank, and says once if that may not be signalled: a setuid program."""
-    close, pid = handler.close, handler.proc.pid
-
-    def close_or_leave(death_sig: Any = None) -> None:
-        try:
-            close(death_sig=death_sig)
-        except PermissionError:
-            if death_sig == signal.SIGKILL and pid not in left:  # After SIGTERM it may end by itself.
-                sys.stderr.write(f"cpulaunch: warning: process {pid} runs as another user and is left\n")
-                left.add(pid)
-
-    return close_or_leave
+def _close_if_permitted(close: Callable[..., None], pid: int, left: set[int], death_sig: Any = None) -> None:
+    """Effect: closes the handler of a rank, and says once if that may not be signalled: a setuid program."""
+    try:
+        close(death_sig=death_sig)
+    except PermissionError:
+        if death_sig == signal.SIGKILL and pid not in left:  # After SIGTERM it may end by itself.
+            sys.stderr.write(f"cpulaunch: warning: process {pid} runs as another user and is left\n")
+            left.add(pid)
 
 
 def _await_killed(ranks: list[Popen[bytes]]) -> None:
