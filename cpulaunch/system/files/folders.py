@@ -10,6 +10,7 @@ import os
 import stat
 import sys
 import time
+from itertools import islice
 
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
@@ -18,6 +19,10 @@ from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
 from cpulaunch.system.files.reading import open_here, open_regular
 from cpulaunch.system.files.writing import create, remove
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 FOR_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 GET_FLAGS, SET_FLAGS, KEPT_FLAGS = 0x80086601, 0x40086602, 0x10 | 0x20
@@ -25,6 +30,9 @@ GET_FLAGS, SET_FLAGS, KEPT_FLAGS = 0x80086601, 0x40086602, 0x10 | 0x20
 
 REMOVAL_SECONDS = 10.0
 """How long to remove the folders in a folder: while another process of this user makes new ones, there is no end."""
+
+NAMES_AT_ONCE = 1 << 14
+"""Listed before these are removed: a folder may have millions, of which one takes half a KiB of memory."""
 
 
 def unpredictable(prefix: str) -> str:
@@ -40,7 +48,9 @@ def make_folder(name: str, *, folder: int | None = None) -> int:
     os.mkdir(name, 0o700, dir_fd=folder)
     fd = open_private(name, folder=folder)
     try:
-        if os.listdir(fd):
+        with os.scandir(fd) as entries:
+            found = next(entries, None)
+        if found is not None:
             raise FileExistsError(errno.EEXIST, "it was replaced by a folder that is not empty", name)
     except OSError:
         os.close(fd)
@@ -277,13 +287,18 @@ def empty_folder(folder: int) -> None:
     """
     deadline = time.monotonic() + REMOVAL_SECONDS
     kept: set[str] = set()
-    while left := [name for name in _without_rest(folder) if name not in kept]:
-        for name in left:
+    found = True
+    while found:
+        found = False
+        for name in _without_rest(folder):
+            if name in kept:
+                continue
+            found = True
             _move_up(name, folder, deadline)
-            _remove_empty(name, folder)
+            if not _remove_empty(name, folder):
+                kept.add(name)
             if time.monotonic() >= deadline:
                 return
-        kept |= set(left)
 
 
 def _move_up(name: str, folder: int, deadline: float) -> None:
@@ -314,16 +329,15 @@ def _move(name: str, source: int, target: int) -> None:
         os.rename(name, moved, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _without_rest(folder: int) -> list[str]:
+def _without_rest(folder: int) -> Iterator[str]:
     """The names of the folders in a folder that are not empty. Effect: removes everything else in it."""
-    folders = []
     try:
         with os.scandir(folder) as entries:
-            for entry in list(entries):
-                if not entry.is_dir(follow_symlinks=False):
-                    _remove_file(entry.name, folder)
-                elif not _remove_empty(entry.name, folder):
-                    folders.append(entry.name)
+            while some := list(islice(entries, NAMES_AT_ONCE)):
+                for entry in some:
+                    if not entry.is_dir(follow_symlinks=False):
+                        _remove_file(entry.name, folder)
+                    elif not _remove_empty(entry.name, folder):
+                        yield entry.name
     except OSError:
-        return folders
-    return folders
+        return

@@ -5,9 +5,11 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
+from cpulaunch.launch.process.run_directory import make_unique_directory
 from cpulaunch.system.files import folders
 from cpulaunch.system.files.folders import (
     GET_FLAGS,
@@ -47,6 +49,24 @@ def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path, victim):
     remove_path(str(tmp_path / "run"))
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
     assert unharmed(victim)
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="takes long on a disk")
+def test_many_names_take_no_more_memory_than_some(monkeypatch):
+    monkeypatch.setattr(folders, "NAMES_AT_ONCE", 100)
+    run = make_unique_directory("/dev/shm", "cpulaunch-test-")
+    open(f"{run}/0", "w").close()
+    for number in range(1, 10_000):
+        os.link(f"{run}/0", f"{run}/{number:0200}")
+    for number in range(200):
+        os.makedirs(f"{run}/folder{number}/deep")
+    tracemalloc.start()
+    try:
+        remove_path(run)
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert not os.path.exists(run)
 
 
 def remove_without_permissions(folder):
