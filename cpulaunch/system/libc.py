@@ -128,19 +128,15 @@ def private_pipe() -> tuple[int, int]:
 
 
 def send_at_once(fd: int, byte: int) -> None:
-    """Effect: writes a byte to a pipe, or to a private one even if another process has made that one wait for room.
+    """Effect: writes a byte to a non-blocking pipe; a private one need not be, as another process may have changed it.
 
+    Where a sandbox refuses send(2), it has to be, or this waits for room.
     Raises: OSError; BlockingIOError if there is no room. Source: pidfd_getfd(2); fcntl(2), F_SETFL.
     """
     try:
         call("send", fd, bytes([byte]), 1, MSG_DONTWAIT | MSG_NOSIGNAL)
     except OSError as error:
-        if error.errno not in (
-            errno.ENOTSOCK,
-            errno.ENOSYS,
-            errno.EPERM,
-            errno.EACCES,
-        ):  # Where seccomp forbids it, too.
+        if error.errno not in (errno.ENOTSOCK, errno.ENOSYS, errno.EPERM, errno.EACCES):
             raise
         os.write(fd, bytes([byte]))
 
