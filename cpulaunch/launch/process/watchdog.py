@@ -21,7 +21,7 @@ from cpulaunch.system.process_state import (
     process_ids,
     stat_fields,
 )
-from cpulaunch.system.signals import SIGINT, SIGKILL
+from cpulaunch.system.signals import OPPOSITES, SIGCONT, SIGINT, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -185,6 +185,8 @@ class Watchdog:
         self._asks = asks
         self._failures = failures
         self._next_look = _now() + CHECK_SECONDS
+        self._is_paused = False
+        """Whether the supervisor was told of SIGTSTP, and not of SIGCONT since."""
         self._written = 0
         self._awaited: int | None = 0
         """How many bytes have to be read for the first unanswered ending signal to be answered; None: it never is."""
@@ -197,10 +199,16 @@ class Watchdog:
         """The launch's exit code if `next_signal` returned None."""
 
     def forward(self, number: int) -> None:
-        """Effect: the supervisor can read the signal, unless it ends no launch and so many are unread already."""
-        if number not in self._ending and self._unread_bytes() >= MAX_UNREAD:
+        """Effect: the supervisor can read the signal, unless it ends no launch and so many are unread already.
+
+        A SIGCONT is not dropped that takes back a SIGTSTP, as the workers would stay stopped.
+        """
+        is_urgent = number in self._ending or (number == SIGCONT and self._is_paused)
+        if not is_urgent and self._unread_bytes() >= MAX_UNREAD:
             return
         written = self._write(number)
+        if number in OPPOSITES and written:
+            self._is_paused = number != SIGCONT
         self._written += written
         if number in self._ending:
             self._expect_answer(number, self._written if written else None)

@@ -80,6 +80,14 @@ def test_a_signal_that_ends_the_launch_has_room_behind_a_flood_of_others(pipe):
     assert os.read(pipe[0], 1 << 17)[-1] == signal.SIGTERM
 
 
+def test_a_stopped_job_can_be_continued_whatever_is_unread(pipe):
+    dog = watchdog(*pipe)
+    for number in (signal.SIGTSTP, *[signal.SIGWINCH] * 100, *[signal.SIGCONT, signal.SIGTSTP] * (1 << 10)):
+        dog.forward(number)
+    dog.forward(signal.SIGTERM)
+    assert os.read(pipe[0], 1 << 17)[64:] == bytes([signal.SIGCONT, signal.SIGTERM])
+
+
 def test_a_signal_for_which_the_pipe_has_no_room_has_a_deadline_too(pipe):
     dog = watchdog(*pipe)
     fill(pipe[1])
