@@ -141,11 +141,12 @@ def _waited_status(pid: int) -> int | None:
     try:
         if not hasattr(os, "waitid"):
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        while (ended := ended_child(pid)) is None:
+            # Of a child that this process traces, this wait ends at each stop too.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     except ChildProcessError:
         return None
-    ended = ended_child(pid)
-    return None if ended is None else ended.status
+    return ended.status
 
 
 def child_wakeup_pipe() -> tuple[int, int]:

@@ -36,6 +36,9 @@ meanwhile, and so has to kill. Source: Linux, kernel/exit.c, wait_consider_task,
 MAX_ROUNDS = 10
 """How often to kill the same children, each time after all pauses, before one that has ended is left to its tracer."""
 
+MAX_STOPS = 1 << 10
+"""Of traced children, whose threads may start and stop without end, before others have to be looked for again."""
+
 DEFAULT_PID_MAX, PID_MAX_LIMIT = 1 << 15, 1 << 22
 """Source: Linux, include/linux/threads.h."""
 
@@ -196,11 +199,14 @@ def ended_child(pid: int | None = None) -> ExitedChild | None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             return ExitedChild(pid=pid, status=os.waitstatus_to_exitcode(status), unreaped=False) if pid else None
         which = (os.P_ALL, 0) if pid is None else (os.P_PID, pid)
-        while ended := os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_code not in (os.CLD_TRAPPED, os.CLD_STOPPED):
+        for _ in range(MAX_STOPS):
+            ended = os.waitid(*which, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_code not in (os.CLD_TRAPPED, os.CLD_STOPPED):
                 break
             # Of a child that this process traces (PTRACE_TRACEME), each wait shows the stops too, instead of ends.
             os.waitid(os.P_PID, ended.si_pid, os.WSTOPPED | os.WNOHANG)
+        else:
+            return None  # What has ended behind them is found after the next SIGCHLD.
     except ChildProcessError:
         return None
     if ended is None or not ended.si_pid:

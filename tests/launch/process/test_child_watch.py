@@ -1,14 +1,18 @@
 """Waiting for signals and for a child's end, in the order in which they matter."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from cpulaunch.launch.process.child_watch import ChildWatch
+from cpulaunch.launch.process import child_watch
+from cpulaunch.launch.process.child_watch import ChildWatch, wait_for_exit
 from cpulaunch.launch.process.guard import _stop_with_shell_job
 from cpulaunch.launch.process.processes import ended_child
 from cpulaunch.system.libc import is_linux
@@ -157,19 +161,40 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
-def test_a_child_that_this_process_traces_has_not_ended_when_it_stops():
-    """waitid(2) shows a tracer the stops too, also where only ends are asked for."""
+@pytest.fixture
+def traced_child():
+    """A child that this process traces, and that has stopped."""
     child = subprocess.Popen([sys.executable, "-c", TRACED_BY_ITS_PARENT], stdout=subprocess.PIPE)
     try:
         if not child.stdout.readline():
             pytest.skip("no process may be traced here")
         assert os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT).si_code == os.CLD_TRAPPED
-        assert ended_child(child.pid) is None
-        child.kill()
-        assert eventually(lambda: ended_child(child.pid) is not None)
-        assert ended_child(child.pid).status == -signal.SIGKILL
+        yield child
     finally:
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
+def test_a_child_that_this_process_traces_has_not_ended_when_it_stops(traced_child):
+    """waitid(2) shows a tracer the stops too, also where only ends are asked for."""
+    assert ended_child(traced_child.pid) is None
+    traced_child.kill()
+    assert eventually(lambda: ended_child(traced_child.pid) is not None)
+    assert ended_child(traced_child.pid).status == -signal.SIGKILL
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
+def test_the_end_of_a_child_that_this_process_traces_is_awaited_without_pidfds(traced_child, monkeypatch):
+    monkeypatch.setattr(child_watch, "open_pidfd", lambda pid: None)
+    killer = threading.Timer(0.2, traced_child.kill)
+    killer.start()
+    assert wait_for_exit(traced_child.pid) == -signal.SIGKILL
+    killer.join()
+
+
+def test_children_that_stop_without_end_hold_nothing_up(monkeypatch):
+    stops = itertools.repeat(SimpleNamespace(si_pid=1, si_code=os.CLD_STOPPED), 1 << 16)
+    monkeypatch.setattr(os, "waitid", lambda *_: next(stops))
+    assert ended_child() is None
