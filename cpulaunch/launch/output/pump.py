@@ -102,11 +102,17 @@ class Pump:
         """Whether a pipe still holds output, because the reader of a sink is slow."""
         return any(stream.has_unread for stream in self._streams.values())
 
-    def abandon_waiting(self) -> None:
-        """Effect: sinks whose readers are slow get nothing any more, and hold up no others, such as logs."""
-        for sink in self._sinks.values():
-            if sink.has_pending:
-                sink.abandon()
+    def abandon_waiting(self) -> bool:
+        """Whether slow readers, or long lines, held up others, such as logs. Raises: SinkError.
+
+        Effect: these readers get nothing any more, and these lines are broken.
+        """
+        slow, owners = [sink for sink in self._sinks.values() if sink.has_pending], self._blocking()
+        for sink in slow:
+            sink.abandon()
+        for owner in owners:
+            owner.break_line()
+        return bool(slow or owners)
 
     def finish(self) -> bool:
         """Whether there was a stream. Effect: closes it and sends its unfinished line. Raises: SinkError."""

@@ -80,6 +80,11 @@ class Sink:
         return sink
 
     @property
+    def is_lost(self) -> bool:
+        """Whether nothing is written any more: its reader is gone, or it has failed or was abandoned."""
+        return self.reader_gone or self._failed
+
+    @property
     def has_pending(self) -> bool:
         """Whether data waits for the reader."""
         return bool(self._pending) and not self._failed
@@ -91,13 +96,13 @@ class Sink:
 
     def send(self, data: bytes) -> None:
         """Effect: writes the data, now or in later calls of `flush`. Raises: SinkError."""
-        if self.reader_gone or self._failed:
+        if self.is_lost:
             return
         if self._pending:
             self._pending += data
             return
         written = self._write(data)
-        if written < len(data) and not (self.reader_gone or self._failed):
+        if written < len(data) and not self.is_lost:
             self._pending += memoryview(data)[written:]
 
     def flush(self) -> None:
@@ -106,7 +111,7 @@ class Sink:
             with memoryview(self._pending) as view:
                 written = self._write(view)
             del self._pending[:written]
-        if self.reader_gone or self._failed:
+        if self.is_lost:
             self._pending.clear()
 
     def abandon(self) -> None:

@@ -45,8 +45,8 @@ class OutputRoute:
 
     @property
     def must_wait(self) -> bool:
-        """Whether another stream is in the middle of a long line."""
-        return self.sink.line_owner is not None and self.sink.line_owner is not self
+        """Whether another stream is in the middle of a long line that is written."""
+        return self.sink.line_owner not in (None, self) and not self.sink.is_lost
 
     @property
     def _has_output(self) -> bool:

@@ -385,9 +385,8 @@ class Supervisor:
 
     def _output_moved(self) -> bool:
         """Whether all output is written, or is to be abandoned. Raises: SinkError."""
-        if overdue := _is_due(self._output_deadline, self._clock()):
-            self._pump.abandon_waiting()
-        while self._pump.drain():
+        overdue = _is_due(self._output_deadline, self._clock())
+        while self._pump.drain() or (overdue and self._pump.abandon_waiting()):
             self._handle_urgent()
         if self._pump.has_unread_output and not overdue:
             return False

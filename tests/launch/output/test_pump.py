@@ -9,7 +9,7 @@ import select
 import pytest
 
 from cpulaunch.launch.output.pump import HELD_BYTES, HELD_SECONDS, STALL_SECONDS, Pump
-from cpulaunch.launch.output.sink import Sink
+from cpulaunch.launch.output.sink import BUFFER_BYTES, Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute, Stream
 
 LEFT, MOST = b"left\n" * 20, 9
@@ -85,6 +85,57 @@ def test_a_log_has_what_was_left_although_the_reader_of_another_sink_is_abandone
     assert not pump.drain()
     pump.abandon_waiting()
     assert [pump.drain(), pump.has_unread_output, pump.all_written] == [True, False, True]
+    assert path.read_bytes() == LEFT
+    pump.finish()
+    for each in (sink, log):
+        each.close()
+    os.close(slow)
+
+
+def test_all_logs_have_what_was_left_although_it_fills_the_sink_of_a_slow_reader(tmp_path):
+    """Nothing waits for the reader before, and all of it is more than memory should hold."""
+    slow, end = os.pipe()
+    os.set_blocking(end, False)
+    sink, line = Sink(end, name="out"), b"x" * 8191 + b"\n"
+    logs, streams = [], []
+    for number in range(8 + BUFFER_BYTES // (4 * len(line))):
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        os.write(write, 4 * line)
+        os.close(write)
+        logs.append(Sink(os.open(tmp_path / str(number), os.O_WRONLY | os.O_CREAT), name="log"))
+        routes = [OutputRoute(sink, prefix=b"0:", exclusive=False), OutputRoute(logs[-1], exclusive=True)]
+        streams.append(Stream(read, routes=routes))
+    pump = Pump(select.poll(), streams=streams, sinks=[sink, *logs])
+    pump.limit()
+    while pump.drain() or pump.abandon_waiting():
+        continue
+    while pump.finish():
+        continue
+    assert all(path.read_bytes() == 4 * line for path in tmp_path.iterdir())
+    for each in (sink, *logs):
+        each.close()
+    os.close(slow)
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_a_log_has_what_was_left_although_another_worker_is_in_the_middle_of_a_long_line(pipe, tmp_path, abandoned):
+    """`abandoned`: the reader is slow as well."""
+    read, _ = pipe
+    slow, end = os.pipe()
+    os.set_blocking(end, False)
+    path = tmp_path / "log"
+    out = end if abandoned else os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT)
+    sink, log = Sink(out, name="out"), Sink(os.open(path, os.O_WRONLY | os.O_CREAT), name="log")
+    long, waiting = (OutputRoute(sink, prefix=b"0:", exclusive=False) for _ in range(2))
+    long.feed(b"." * LINE_BYTES)
+    waiting.feed(b"x" * (LINE_BYTES - 1) + b"\n")
+    pump = Pump(
+        select.poll(), streams=[Stream(read, routes=[waiting, OutputRoute(log, exclusive=True)])], sinks=[sink, log]
+    )
+    pump.limit()
+    while pump.drain() or pump.abandon_waiting():
+        continue
     assert path.read_bytes() == LEFT
     pump.finish()
     for each in (sink, log):
