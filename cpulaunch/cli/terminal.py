@@ -22,6 +22,8 @@ NOTICE_SECONDS = 0.5
 """How long a process of a launch waits for the reader of stderr, before it drops a message rather than be held."""
 PART_BYTES = 1 << 12
 """A pipe into which can be written takes so many bytes at once. Source: pipe(7), PIPE_BUF."""
+PAUSE_SECONDS = 0.01
+"""Between two writes where another process takes the room that there was."""
 
 
 def width() -> int:
@@ -137,12 +139,28 @@ def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None
 
 def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
     """Effect: writes what the descriptor takes before the deadline. Raises: OSError."""
+    own = None if deadline is None or not os.isatty(fd) else _open_nonblocking(fd)
     left = memoryview(data)  # What is left is not copied.
-    while left and _is_writable(fd, deadline):
-        try:
-            left = left[os.write(fd, left[:PART_BYTES]) :]
-        except BlockingIOError:  # Another process has written meanwhile.
-            continue
+    try:
+        while left and _is_writable(fd, deadline):
+            try:
+                left = left[os.write(fd if own is None else own, left[:PART_BYTES]) :]
+            except BlockingIOError:
+                time.sleep(PAUSE_SECONDS)
+    finally:
+        if own is not None:
+            os.close(own)
+
+
+def _open_nonblocking(fd: int) -> int | None:
+    """Another descriptor of a terminal, which can have room for less than a part, and would wait for more.
+
+    None without /proc, without a free descriptor, or where another user owns the terminal.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return None
 
 
 def _is_writable(fd: int, deadline: float | None) -> bool:

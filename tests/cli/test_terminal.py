@@ -80,6 +80,31 @@ def test_a_message_that_is_not_read_is_dropped_in_time(unread, monkeypatch):
         assert 0.2 <= time.monotonic() - start < 10
 
 
+def fill(terminal_fd):
+    """Effect: the terminal has no room; what it has is in other buffers of the kernel a moment later."""
+    fd = os.open(os.ttyname(terminal_fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    for _ in range(20):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(fd, b"x")
+        select.select([], [], [], 0.01)
+    os.close(fd)
+
+
+def test_a_message_for_which_a_terminal_has_too_little_room_is_dropped_in_time(monkeypatch):
+    reader, writer = pty.openpty()
+    fill(writer)
+    while not select.select([], [writer], [], 0.1)[1]:
+        os.read(reader, 64)
+    with os.fdopen(writer, "w") as stderr, ThreadPoolExecutor() as threads:
+        monkeypatch.setattr("sys.stderr", stderr)
+        written = threads.submit(terminal.notify, "y" * 4000, {}, seconds=0.1)
+        try:
+            written.result(timeout=30)
+        finally:
+            os.close(reader)
+
+
 def test_a_stopped_terminal_gets_no_progress(monkeypatch):
     """By Ctrl-S, or by a program: a measurement would wait, whatever its time limit."""
     reader, writer = pty.openpty()
