@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cpulaunch.launch.process.processes import is_child
 from cpulaunch.system.files.shared_memory import REGISTERED, SHARED_FOLDER
+from cpulaunch.system.libc import is_linux
 
 pytestmark = [
     pytest.mark.torch,
@@ -73,6 +75,29 @@ def test_a_killed_rank_that_torch_gives_up_is_waited_for(monkeypatch):
         assert (rank.returncode, killed) == (-9, {rank.pid})
 
 
+TRACED_BY_THE_AGENT = """
+import ctypes, os, signal
+if ctypes.CDLL(None).ptrace(0, 0, None, None) == 0:  # Source: linux/ptrace.h, PTRACE_TRACEME.
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
+def test_a_rank_of_which_torch_takes_a_stop_for_its_end_is_ended(monkeypatch):
+    """Else one of its threads could go on beside the ranks of the next attempt."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
+
+    monkeypatch.setattr(api.PContext, "close", lambda *_: None)
+    end_ranks_within(0.0)
+    rank = subprocess.Popen([sys.executable, "-c", TRACED_BY_THE_AGENT])
+    if rank.wait() == 0:
+        pytest.skip("no process may be traced here")
+    api.PContext.close(SimpleNamespace(subprocess_handlers={0: SimpleNamespace(proc=rank, close=None)}))
+    assert not is_child(rank.pid)
+
+
 def test_a_rank_that_may_not_be_signalled_keeps_no_other_from_its_signal(monkeypatch, capsys):
     """It runs a setuid program, and killpg(2) refuses."""
     from torch.distributed.elastic.multiprocessing import api
@@ -109,3 +134,4 @@ def test_a_rank_that_may_not_be_signalled_keeps_no_other_from_its_signal(monkeyp
     assert signalled == [15, 9, 9] * 2
     assert said == [0, 1, 0, 0, 0, 0], "it may end by itself after SIGTERM"
     assert closes[0] == closes[1], "they are wrapped once, however often torch closes them"
+    assert setuid.wait(600) is None, "it is not waited for again"

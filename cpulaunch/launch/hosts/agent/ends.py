@@ -11,8 +11,9 @@ from functools import partial
 from torch.distributed.elastic.multiprocessing import api
 
 from cpulaunch.launch.hosts.agent.messages import MAX_KILLED
-from cpulaunch.launch.process.processes import is_refused
+from cpulaunch.launch.process.processes import ended_child, is_child, is_refused, signal_process
 from cpulaunch.system.files.shared_memory import SharedMemorySearches, started_at
+from cpulaunch.system.libc import is_linux
 from cpulaunch.system.process_state import has_ended_traced
 
 TYPE_CHECKING = False
@@ -43,7 +44,7 @@ def end_ranks_within(grace_seconds: float) -> set[int]:
         try:
             for handler in context.subprocess_handlers.values():
                 if not isinstance(handler.close, partial):  # torch closes the ranks again at the end of the job.
-                    handler.close = partial(_close_if_permitted, handler.close, handler.proc.pid, left)
+                    handler.close = partial(_close_if_permitted, handler.close, handler.proc, left)
             close(context, death_sig, seconds)
             _await_killed(_ranks(context))
         finally:
@@ -59,24 +60,39 @@ def _ranks(context: Any) -> list[Popen[bytes]]:
     return [handler.proc for handler in context.subprocess_handlers.values()]
 
 
-def _close_if_permitted(close: Callable[..., None], pid: int, left: set[int], death_sig: Any = None) -> None:
+def _close_if_permitted(close: Callable[..., None], rank: Popen[bytes], left: set[int], death_sig: Any = None) -> None:
     """Effect: closes the handler of a rank, and says once if that may not be signalled: a setuid program."""
     try:
         close(death_sig=death_sig)
     except PermissionError:
-        if death_sig == signal.SIGKILL and pid not in left:  # After SIGTERM it may end by itself.
-            sys.stderr.write(f"cpulaunch: warning: process {pid} runs as another user and is left\n")
-            left.add(pid)
+        if death_sig == signal.SIGKILL and rank.pid not in left:  # After SIGTERM it may end by itself.
+            sys.stderr.write(f"cpulaunch: warning: process {rank.pid} runs as another user and is left\n")
+            left.add(rank.pid)
+            rank.wait = lambda timeout=None: rank.poll()  # type: ignore[assignment]  # Each close waits twice for it.
 
 
 def _await_killed(ranks: list[Popen[bytes]]) -> None:
-    """Effect: ranks that torch has given up have ended, though a tracer may hold them, or thirty seconds are over."""
+    """Effect: ranks that torch has given up have ended, though a tracer may hold them, or thirty seconds are over.
+
+    Of a rank that this process traces (PTRACE_TRACEME), torch takes a stop for its end.
+    """
     end = time.monotonic() + KILLED_SECONDS
     for rank in ranks:
         if rank.poll() is None and is_refused(rank.pid):
             continue
-        while rank.poll() is None and not has_ended_traced(rank.pid) and time.monotonic() < end:
+        if rank.poll() is not None and _runs(rank):
+            signal_process(rank.pid, signal.SIGKILL)
+        while _runs(rank) and not has_ended_traced(rank.pid) and time.monotonic() < end:
             time.sleep(PAUSE_SECONDS)
+
+
+def _runs(rank: Popen[bytes]) -> bool:
+    """Whether the rank has not ended. Effect: reaps it."""
+    if rank.poll() is None:
+        return True
+    if is_linux() and ended_child(rank.pid) is not None:
+        os.waitpid(rank.pid, 0)
+    return is_linux() and is_child(rank.pid)
 
 
 def _killed(ranks: list[Popen[bytes]]) -> frozenset[int]:
