@@ -23,6 +23,7 @@ from cpulaunch.launch.process.run_directory import (
     events_path,
     make_event_files,
     make_private_path,
+    opened_directory,
     remove_run_directory,
 )
 from cpulaunch.launch.ranks.files import log_error, writes_logs
@@ -100,7 +101,7 @@ def launch_hosts(
         )
         result, output = _supervised(run, memory_events=memory_events, notify=notify, on_started=on_started)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
-        report = read_report(directory)
+        report = read_report(directory, folder=opened_directory(directory))
         if report is not None:  # The supervisor has ended what used it.
             killed = frozenset(pid for pid in report.killed if not signal_process(pid, 0))  # Others may have it now.
             remove_shared_memory(killed, since=result.started_at)

@@ -37,15 +37,17 @@ ERRORS: dict[int, type[CpulaunchError]] = {
 }
 
 
-def read_report(directory: str) -> AgentReport | None:
+def read_report(directory: str, *, folder: int | None = None) -> AgentReport | None:
     """The agent's report in the run's directory; None if it ended without a whole one.
 
+    `folder`: the opened directory, which a rank may have renamed; None: it is at its path.
     Where it found no space for one, a report without failures: its exit code tells how the ranks ended.
     """
-    if is_marked_lost(agent_report_file(directory)):
+    path = agent_report_file(directory if folder is None else "")
+    if is_marked_lost(path, folder=folder):
         return AgentReport(exit_code=0)
     try:
-        report = read_message(agent_report_file(directory), AgentReport, max_bytes=MAX_REPORT)
+        report = read_message(path, AgentReport, max_bytes=MAX_REPORT, folder=folder)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
     return report if _is_sound(report) else None

@@ -139,12 +139,12 @@ def read_start(name: str, *, max_bytes: int, folder: int | None = None, links: b
         os.close(fd)
 
 
-def mark_lost(name: str) -> None:
+def mark_lost(name: str, *, folder: int | None = None) -> None:
     """Effect: a file of this user shows that something could not be written to it, which takes no space.
 
     Raises: OSError.
     """
-    fd = open_regular(name)
+    fd = open_regular(name, folder=folder)
     try:
         os.fchmod(fd, LOST)
     finally:

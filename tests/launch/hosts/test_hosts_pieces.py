@@ -36,6 +36,9 @@ from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import replace
+from cpulaunch.system.files.folders import make_folder
+from cpulaunch.system.files.reading import mark_lost
+from cpulaunch.system.files.writing import create
 from cpulaunch.system.routes import Route, route_to
 
 SHIM = Path(shim.__file__)
@@ -499,6 +502,23 @@ def test_the_agent_replaces_a_report_that_a_rank_has_written(tmp_path):
     write_message(agent_report_file(str(tmp_path)), AgentReport(exit_code=3))
     assert read_report(str(tmp_path)) == AgentReport(exit_code=3)
     assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("report", [AgentReport(exit_code=3), None])
+def test_the_report_is_found_in_a_run_directory_that_a_rank_has_renamed(tmp_path, report):
+    """`report`: None if there was no space for it."""
+    run = str(tmp_path / "run")
+    folder = make_folder(run)
+    os.rename(run, tmp_path / "renamed")
+    name = agent_report_file("")
+    if report is None:
+        os.close(create(name, folder=folder))
+        mark_lost(name, folder=folder)
+    else:
+        (tmp_path / "renamed" / name / "deep").mkdir(parents=True)
+        write_message(name, report, folder=folder)
+    assert read_report(run, folder=folder) == (report or AgentReport(exit_code=0))
+    os.close(folder)
 
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):

@@ -60,7 +60,7 @@ def _ranks(context: Any) -> list[Popen[bytes]]:
     return [handler.proc for handler in context.subprocess_handlers.values()]
 
 
-def _close_if_permitted(close: Callable[..., None], rank: Popen[bytes], left: set[int], death_sig: Any = None) -> None:
+def _close_if_permitted(close: Callable[..., None], rank: Any, left: set[int], death_sig: Any = None) -> None:
     """Effect: closes the handler of a rank, and says once if that may not be signalled: a setuid program."""
     try:
         close(death_sig=death_sig)
@@ -68,7 +68,7 @@ def _close_if_permitted(close: Callable[..., None], rank: Popen[bytes], left: se
         if death_sig == signal.SIGKILL and rank.pid not in left:  # After SIGTERM it may end by itself.
             sys.stderr.write(f"cpulaunch: warning: process {rank.pid} runs as another user and is left\n")
             left.add(rank.pid)
-            rank.wait = lambda timeout=None: rank.poll()  # type: ignore[assignment]  # Each close waits twice for it.
+            rank.wait = lambda timeout=None: rank.poll()  # Each close waits twice for it.
 
 
 def _await_killed(ranks: list[Popen[bytes]]) -> None:

@@ -33,14 +33,16 @@ def main(arguments: Sequence[str]) -> int:
     from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file
     from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentError, AgentReport, read_message, write_message
     from cpulaunch.records.errors import CpulaunchError
+    from cpulaunch.system.files.folders import open_private
     from cpulaunch.system.files.reading import mark_lost
 
-    directory = arguments[0]
+    folder = open_private(arguments[0])  # A rank may rename it.
+    config_name, report_name = agent_config_file(""), agent_report_file("")
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # torch handles it once there are ranks; before, it ends this process.
     for number in FORWARDED:
         signal.signal(number, _forward_to_ranks)
     start_exit_thread()
-    config = read_message(agent_config_file(directory), AgentConfig)
+    config = read_message(config_name, AgentConfig, folder=folder)
     try:
         report = run_agent(config)
     except CpulaunchError as error:
@@ -48,13 +50,13 @@ def main(arguments: Sequence[str]) -> int:
         parts = AgentError(what=error.what, value=value, source=error.source, hint=error.hint)
         report = AgentReport(exit_code=error.exit_code, error=parts)
     try:
-        write_message(agent_report_file(directory), report)
+        write_message(report_name, report, folder=folder)
     except OSError as error:  # The exit code still tells whether the ranks failed.
         _notify(f"cannot write how the ranks ended: {error}")
         if report.error is not None:
             _notify(f"error: {report.error.what}")
         with suppress(OSError):
-            mark_lost(agent_report_file(directory))
+            mark_lost(report_name, folder=folder)
     return report.exit_code
 
 

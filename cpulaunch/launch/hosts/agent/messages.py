@@ -7,7 +7,7 @@ import os
 
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import fields, record
-from cpulaunch.system.files.folders import open_private, remove_path
+from cpulaunch.system.files.folders import open_private, remove_folder, remove_path
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.writing import replace
 
@@ -118,27 +118,35 @@ RECORDS: dict[str, type] = {
 """What a message may consist of, by the name written beside each record's fields."""
 
 
-def write_message(path: str, message: object) -> None:
-    """Effect: a new file, instead of what a rank has made, holds the record and those in it. Raises: OSError."""
+def write_message(path: str, message: object, *, folder: int | None = None) -> None:
+    """Effect: a new file, instead of what a rank has made, holds the record and those in it. Raises: OSError.
+
+    `folder`: the opened one in which `path` is a name; None: it is a path.
+    """
     data = json.dumps(message, default=_to_json).encode()
     try:
-        replace(path, data)
+        replace(path, data, folder=folder)
     except IsADirectoryError:
-        remove_path(path)
-        replace(path, data)
+        if folder is None:
+            remove_path(path)
+        else:
+            remove_folder(path, folder=folder)
+        replace(path, data, folder=folder)
 
 
-def read_message(path: str, kind: type[Message], *, max_bytes: int = MAX_BYTES) -> Message:
+def read_message(path: str, kind: type[Message], *, max_bytes: int = MAX_BYTES, folder: int | None = None) -> Message:
     """The record that a file holds, of which so many bytes are read; in a folder that only this user can change.
 
+    `folder`: as of `write_message`.
     Raises: OSError; ValueError if this is no JSON; TypeError if it is another record, or a field is unknown or missing.
     """
     parent, name = os.path.split(path)
-    folder = open_private(parent)  # Another user may have made or moved another one there.
+    own = open_private(parent) if folder is None else folder  # Another user may have made or moved another one there.
     try:
-        content = read_start(name, max_bytes=max_bytes, folder=folder)
+        content = read_start(name, max_bytes=max_bytes, folder=own)
     finally:
-        os.close(folder)
+        if folder is None:
+            os.close(own)
     message = json.loads(content, object_hook=_from_json)
     if not isinstance(message, kind):
         raise TypeError(f"{path} holds no {kind.__name__}")
