@@ -41,5 +41,6 @@ class SupervisorOptions:
     """Called when all workers execute their programs, and before if the cgroup is waited for: imports what the launch
     needs at its end.
 
-    Not else before, because the workers would start later; nor at the end, because the package may be gone by then.
+    Not else before, because the workers would start later, as they would with a `watch`, whose reports take longer to
+    import than that wait; nor at the end, because the package may be gone by then.
     """

@@ -140,7 +140,7 @@ class Supervisor:
     def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
         """Effect: every worker is about to execute its program. Raises: LaunchError."""
         if self._cgroup is not None:
-            self._cgroup.wait_until_inside(meanwhile=self._on_started)
+            self._cgroup.wait_until_inside(meanwhile=self._on_started if self._watch is None else None)
         for spec, fds in zip(specs, stdio, strict=True):
             worker = spawn(spec, stdio=fds, inherited=self._inherited)
             self._starting[worker.error_fd] = spec

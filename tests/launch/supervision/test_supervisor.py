@@ -62,6 +62,34 @@ def test_a_signal_is_handled_before_more_output_is_read(workers):
     assert done.stdout == "[None, 15]\n", done.stderr
 
 
+IMPORTING = """
+    from types import SimpleNamespace
+
+    passed = []
+    cgroup = SimpleNamespace(wait_until_inside=lambda *, meanwhile: passed.append(meanwhile))
+    watch = SimpleNamespace(register=lambda poll: None, close=lambda: None)
+    routing = OutputRouting(sinks=(), stdio=(), streams=(), logs=(), metrics=(), stdin=())
+    for each in (None, watch):
+        options = SupervisorOptions(
+            inherited=Inherited(signal_mask=frozenset()),
+            grace_seconds=600,
+            control=control,
+            cgroup=cgroup,
+            watch=each,
+            on_started=print,
+        )
+        with Supervisor(routing, options, clock=time.monotonic, wall_clock=time.time) as supervisor:
+            supervisor.start((), ())
+    print(passed == [print, None])
+"""
+
+
+def test_reports_are_not_imported_before_the_workers_start():
+    """It takes longer than the kernel takes to move the supervisor into its cgroup."""
+    done = subprocess.run(python(COMMON + IMPORTING), capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 RECEIVER = """
     import fcntl, threading
     from cpulaunch.launch.output.sink import Sink
