@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 
 from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, private_logs, rank_config_file
 from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankPipe, write_message
@@ -228,10 +229,23 @@ def _supervised(
             adopts_orphans=link.adopts_orphans,
             of_launchers=True,
             on_started=on_started,
+            ending_seconds=lambda: _ending_seconds(opened_directory(run.directory)),
         )
         return supervise((run.agent,), routing, options), output
     except OSError as error:
         raise fd_shortage_error(error) from None
+
+
+def _ending_seconds(folder: int | None) -> float:
+    """For how long the ranks have had the signal by which the agent ends them, and AGENT_GRACE_SECONDS; 0 if unknown.
+
+    The agent notes when it began as the time of its configuration's last change, which ranks may change too.
+    """
+    try:
+        begun = os.stat(agent_config_file(""), dir_fd=folder, follow_symlinks=False).st_mtime
+    except OSError:
+        return 0.0
+    return max(0.0, time.time() - begun) + AGENT_GRACE_SECONDS  # noqa: TID251 - that of files
 
 
 def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:

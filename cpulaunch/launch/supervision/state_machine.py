@@ -25,10 +25,14 @@ REPEAT_SECONDS = 2.0
 
 @record(kw_only=False)
 class WorkerEnded:
-    """The worker's own process ended; other processes of its group may still run."""
+    """The worker's own process ended; other processes of its group may still run.
+
+    `ending_seconds`: for how long it has ended its own workers before, if it is a launcher.
+    """
 
     worker: int
     failed: bool
+    ending_seconds: float = 0.0
 
 
 @record(kw_only=False)
@@ -164,7 +168,7 @@ def step(state: SupervisionState, event: Event, now: float) -> Step:
 def _worker_ended(state: SupervisionState, event: WorkerEnded, now: float) -> Step:
     """The rest of the worker's group is ended; the first failure ends all groups."""
     if event.failed and not state.ending:
-        return _end_all(replace(state, first_failure=event.worker), now, SIGTERM)
+        return _end_all(replace(state, first_failure=event.worker), now - event.ending_seconds, SIGTERM)
     if event.worker in state.deadlines or state.is_killed(event.worker):
         return state, _signal_groups({event.worker}, SIGKILL if state.is_killed(event.worker) else SIGTERM)
     deadline = now + state.grace_seconds

@@ -82,7 +82,7 @@ class Supervisor:
 
     def __init__(self, routing: OutputRouting, options: SupervisorOptions, *, clock: Clock, wall_clock: Clock) -> None:
         self._inherited, self._control, self._guards = options.inherited, options.control, options.guards
-        self._watch, self._cgroup = options.watch, options.cgroup
+        self._watch, self._cgroup, self._ending_seconds = options.watch, options.cgroup, options.ending_seconds
         self._adopts_orphans, self._of_launchers = options.adopts_orphans, options.of_launchers
         self._routing, self._clock, self._wall_clock = routing, clock, wall_clock
         self.state = SupervisionState(
@@ -140,7 +140,7 @@ class Supervisor:
     def start(self, specs: Sequence[ExecSpec], stdio: Sequence[StdioFds]) -> None:
         """Effect: every worker is about to execute its program. Raises: LaunchError."""
         if self._cgroup is not None:
-            self._cgroup.wait_until_inside(meanwhile=self._on_started if self._watch is None else None)
+            self._cgroup.wait_until_inside(meanwhile=None if self._watch else self._on_started)
         for spec, fds in zip(specs, stdio, strict=True):
             worker = spawn(spec, stdio=fds, inherited=self._inherited)
             self._starting[worker.error_fd] = spec
@@ -340,7 +340,8 @@ class Supervisor:
                     self._confirm_executed(fd, ended=True)
                 self._record_end(index, ended.status)
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
-                self._handle(WorkerEnded(index, failed=ended.status != 0))
+                seconds = self._ending_seconds() if ended.status > 0 else 0.0
+                self._handle(WorkerEnded(index, failed=ended.status != 0, ending_seconds=seconds))
             if ended.status < 0:
                 killed.add(ended.pid)
             if index is None or self._watch is None:

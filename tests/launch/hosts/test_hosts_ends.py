@@ -75,6 +75,22 @@ def test_a_killed_rank_that_torch_gives_up_is_waited_for(monkeypatch):
         assert (rank.returncode, killed) == (-9, {rank.pid})
 
 
+def test_the_begin_of_the_end_is_told_once_of_each_attempt(monkeypatch):
+    """torch closes the ranks of the last one twice."""
+    from torch.distributed.elastic.multiprocessing import api
+
+    from cpulaunch.launch.hosts.agent.ends import end_ranks_within
+
+    monkeypatch.setattr(api.PContext, "close", lambda *_: None)
+    begun = []
+    end_ranks_within(0.0, begin=lambda: begun.append(attempt))
+    for attempt in range(2):
+        context = SimpleNamespace(subprocess_handlers={}, number=attempt)
+        api.PContext.close(context)
+        api.PContext.close(context)
+    assert begun == [0, 1]
+
+
 TRACED_BY_THE_AGENT = """
 import ctypes, os, signal
 if ctypes.CDLL(None).ptrace(0, 0, None, None) == 0:  # Source: linux/ptrace.h, PTRACE_TRACEME.

@@ -25,7 +25,7 @@ from cpulaunch.launch.hosts.agent.messages import (
 )
 from cpulaunch.launch.hosts.agent.reachability import is_this_host, wait_until_reachable
 from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts
-from cpulaunch.launch.hosts.engine import rank_config
+from cpulaunch.launch.hosts.engine import _ending_seconds, rank_config
 from cpulaunch.launch.hosts.result import job_result, read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
@@ -518,6 +518,16 @@ def test_the_report_is_found_in_a_run_directory_that_a_rank_has_renamed(tmp_path
         (tmp_path / "renamed" / name / "deep").mkdir(parents=True)
         write_message(name, report, folder=folder)
     assert read_report(run, folder=folder) == (report or AgentReport(exit_code=0))
+    os.close(folder)
+
+
+@pytest.mark.parametrize(("age", "seconds"), [(100, 105), (-1000, 5)], ids=["noted", "forged"])
+def test_what_ranks_leave_has_the_time_since_the_agent_began_to_end_them(tmp_path, age, seconds):
+    path = tmp_path / agent_config_file("")
+    path.touch()
+    os.utime(path, (path.stat().st_mtime - age,) * 2)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    assert seconds <= _ending_seconds(folder) < seconds + 60
     os.close(folder)
 
 

@@ -57,6 +57,17 @@ CASES = {
         [(1, WorkerEnded(1, failed=True))],
         [(1, groups(TERM, 0, 1, 2))],
     ),
+    "what ranks leave has no second grace period after their agent has waited for it": (
+        [
+            (11, WorkerEnded(0, failed=True, ending_seconds=GRACE)),
+            (11, GroupGone(0)),
+            (11, GroupGone(1)),
+            (11, GroupGone(2)),
+            (11, OrphansFound(frozenset({70}))),
+            (11.5, TimePassed()),
+        ],
+        [(11, groups(TERM, 0, 1, 2)), (11, orphans(TERM, 70)), (11.5, orphans(KILL, 70))],
+    ),
     "who does not end within the grace is killed": (
         [(1, WorkerEnded(1, failed=True)), (1, GroupGone(1)), (11, TimePassed())],
         [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 2))],

@@ -28,20 +28,24 @@ KILLED_SECONDS, PAUSE_SECONDS = 30.0, 0.01
 """How long to wait for ranks that torch has given up, as it takes long to free much memory; between two looks."""
 
 
-def end_ranks_within(grace_seconds: float) -> set[int]:
+def end_ranks_within(grace_seconds: float, *, begin: Callable[[], None] = lambda: None) -> set[int]:
     """The pids of killed ranks, which come in as they end.
 
-    Effect: torch's agent kills ranks after the grace period, and removes the shared memory of killed ones.
+    Effect: torch's agent kills ranks after the grace period, and removes the shared memory of killed ones. It calls
+    `begin` once before it ends those of an attempt.
 
     torch waits for 30 seconds after a failure and when hosts join or leave. No other process learns the ranks' pids.
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, PContext.close.
     """
     close, searches = api.PContext.close, SharedMemorySearches()
-    killed, left = set[int](), set[int]()
+    killed, left, begun = set[int](), set[int](), list[object]()
     seconds, since = max(grace_seconds, LEAST_SECONDS), started_at(os.getpid())
 
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
         try:
+            if context not in begun:
+                begun[:] = [context]
+                begin()
             for handler in context.subprocess_handlers.values():
                 if not isinstance(handler.close, partial):  # torch closes the ranks again at the end of the job.
                     handler.close = partial(_close_if_permitted, handler.close, handler.proc, left)

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
     from typing import Any
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     start_exit_thread()
     config = read_message(config_name, AgentConfig, folder=folder)
     try:
-        report = run_agent(config)
+        report = run_agent(config, begin_end=lambda: _note_time(config_name, folder))
     except CpulaunchError as error:
         value = None if error.value is None else str(error.value)
         parts = AgentError(what=error.what, value=value, source=error.source, hint=error.hint)
@@ -60,8 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     return report.exit_code
 
 
-def run_agent(config: AgentConfig) -> AgentReport:
-    """How the job ended on this host. Raises: LaunchError or UsageError."""
+def _note_time(name: str, folder: int) -> None:
+    """Effect: the file in the folder was changed now, which the launcher reads."""
+    with suppress(OSError):
+        os.utime(name, dir_fd=folder, follow_symlinks=False)
+
+
+def run_agent(config: AgentConfig, *, begin_end: Callable[[], None]) -> AgentReport:
+    """How the job ended on this host; calls `begin_end` before it ends the ranks. Raises: LaunchError or UsageError."""
     from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts, wait_for_endpoint
 
     rendezvous = HostRendezvous(config.job)
@@ -78,7 +84,7 @@ def run_agent(config: AgentConfig) -> AgentReport:
         _keep_stores_on_loopback()
     read_any_error_file()
     show_regular_logs()
-    killed = end_ranks_within(config.grace_seconds)
+    killed = end_ranks_within(config.grace_seconds, begin=begin_end)
 
     with translated_errors(rendezvous):
         check_event_handler(config.job.event_log_handler)
