@@ -151,6 +151,14 @@ def mark_lost(name: str, *, folder: int | None = None) -> None:
         os.close(fd)
 
 
+def note_time(name: str, *, folder: int) -> None:
+    """Effect: the file of this name in the folder was changed now, as far as that can be noted."""
+    try:
+        os.utime(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return
+
+
 def is_marked_lost(name: str, *, folder: int | None = None) -> bool:
     """Whether something could not be written to the file of this name, as for want of space."""
     try:

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     from cpulaunch.launch.hosts.agent.messages import AgentConfig, AgentError, AgentReport, read_message, write_message
     from cpulaunch.records.errors import CpulaunchError
     from cpulaunch.system.files.folders import open_private
-    from cpulaunch.system.files.reading import mark_lost
+    from cpulaunch.system.files.reading import mark_lost, note_time
 
     folder = open_private(arguments[0])  # A rank may rename it.
     config_name, report_name = agent_config_file(""), agent_report_file("")
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     start_exit_thread()
     config = read_message(config_name, AgentConfig, folder=folder)
     try:
-        report = run_agent(config, begin_end=lambda: _note_time(config_name, folder))
+        report = run_agent(config, begin_end=lambda: note_time(config_name, folder=folder))
     except CpulaunchError as error:
         value = None if error.value is None else str(error.value)
         parts = AgentError(what=error.what, value=value, source=error.source, hint=error.hint)
@@ -58,12 +58,6 @@ def main(arguments: Sequence[str]) -> int:
         with suppress(OSError):
             mark_lost(report_name, folder=folder)
     return report.exit_code
-
-
-def _note_time(name: str, folder: int) -> None:
-    """Effect: the file in the folder was changed now, which the launcher reads."""
-    with suppress(OSError):
-        os.utime(name, dir_fd=folder, follow_symlinks=False)
 
 
 def run_agent(config: AgentConfig, *, begin_end: Callable[[], None]) -> AgentReport:
