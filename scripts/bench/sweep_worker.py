@@ -32,6 +32,9 @@ SETTLE_SECONDS = 2.5
 PAUSE_SECONDS = 0.02
 """Between two calls, for work in the background."""
 
+POSTPONED = "the program holds the memory of its weights"
+"""Beginning of a reason that is not final: the capture is tried again, and another thread may have held it."""
+
 EVENTS = os.environ.get("CPULAUNCH_EVENTS")
 """The file of events that cpulaunch --report gives its workers."""
 
@@ -53,7 +56,11 @@ class Events:
         complete = text[: text.rfind(b"\n") + 1]
         self.offset += len(complete)
         new = [json.loads(line) for line in complete.splitlines()]
-        self.seen += [event for event in new if event.get("event") in ("captured", "eager")]
+        self.seen += [
+            event
+            for event in new
+            if event.get("event") in ("captured", "eager") and not str(event.get("reason")).startswith(POSTPONED)
+        ]
         return bool(new)
 
 
