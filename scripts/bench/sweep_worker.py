@@ -29,8 +29,8 @@ from torch import Tensor, nn
 SETTLE_SECONDS = 2.5
 """A model without new events for so long has found its final state."""
 
-PAUSE_SECONDS = 0.02
-"""Between two calls, for work in the background."""
+LEAST_PAUSE, PAUSES_FOR_CALL = 0.02, 4
+"""Seconds between two calls, and how many times as long as a call: the work in the background takes idle CPUs."""
 
 POSTPONED = "the program holds the memory of its weights"
 """Beginning of a reason that is not final: the capture is tried again, and another thread may have held it."""
@@ -135,6 +135,7 @@ def _calls_until_settled(events: Events, outer: str, wait_seconds: float) -> Any
     started = last = time.monotonic()
     count = 0
     while True:
+        called = time.monotonic()
         yield count % CALLS
         count += 1
         now = time.monotonic()
@@ -143,7 +144,7 @@ def _calls_until_settled(events: Events, outer: str, wait_seconds: float) -> Any
         settled = events.seen and (whole or now - last > SETTLE_SECONDS)
         if count >= CALLS and (settled or now - started > wait_seconds):
             break
-        time.sleep(PAUSE_SECONDS if count >= CALLS else 0)
+        time.sleep(max(LEAST_PAUSE, PAUSES_FOR_CALL * (now - called)) if count >= CALLS else 0)
     yield from range(CALLS)
 
 
