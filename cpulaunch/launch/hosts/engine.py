@@ -22,9 +22,9 @@ from cpulaunch.launch.process.program import child_environ, find_executable
 from cpulaunch.launch.process.run_directory import (
     choose_private_path,
     events_path,
+    in_run_directory,
     make_event_files,
     make_private_path,
-    opened_directory,
     remove_run_directory,
 )
 from cpulaunch.launch.ranks.files import log_error, writes_logs
@@ -102,7 +102,7 @@ def launch_hosts(
         )
         result, output = _supervised(run, memory_events=memory_events, notify=notify, on_started=on_started)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
-        report = read_report(directory, folder=opened_directory(directory))
+        report = read_report(directory)
         if report is not None:  # The supervisor has ended what used it.
             killed = frozenset(pid for pid in report.killed if not signal_process(pid, 0))  # Others may have it now.
             remove_shared_memory(killed, since=result.started_at)
@@ -229,20 +229,21 @@ def _supervised(
             adopts_orphans=link.adopts_orphans,
             of_launchers=True,
             on_started=on_started,
-            ending_seconds=lambda: _ending_seconds(opened_directory(run.directory)),
+            ending_seconds=lambda: _ending_seconds(run.directory),
         )
         return supervise((run.agent,), routing, options), output
     except OSError as error:
         raise fd_shortage_error(error) from None
 
 
-def _ending_seconds(folder: int | None) -> float:
+def _ending_seconds(directory: str) -> float:
     """For how long the ranks have had the signal by which the agent ends them, and AGENT_GRACE_SECONDS; 0 if unknown.
 
     The agent notes when it began as the time of its configuration's last change, which ranks may change too.
     """
+    name, folder = in_run_directory(agent_config_file(directory))
     try:
-        begun = os.stat(agent_config_file(""), dir_fd=folder, follow_symlinks=False).st_mtime
+        begun = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
     except OSError:
         return 0.0
     return max(0.0, time.time() - begun) + AGENT_GRACE_SECONDS  # noqa: TID251 - that of files

@@ -17,7 +17,7 @@ from cpulaunch.launch.monitor.worker_report import read_event_file
 from cpulaunch.launch.output.streams import TAIL_BYTES, TAIL_LINES
 from cpulaunch.launch.process.descriptors import STDERR
 from cpulaunch.launch.process.processes import PID_MAX_LIMIT
-from cpulaunch.launch.process.run_directory import events_path
+from cpulaunch.launch.process.run_directory import events_path, in_run_directory
 from cpulaunch.launch.supervision.error_file import RankError, shortened
 from cpulaunch.launch.supervision.failure_text import exit_text
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
@@ -37,17 +37,16 @@ ERRORS: dict[int, type[CpulaunchError]] = {
 }
 
 
-def read_report(directory: str, *, folder: int | None = None) -> AgentReport | None:
+def read_report(directory: str) -> AgentReport | None:
     """The agent's report in the run's directory; None if it ended without a whole one.
 
-    `folder`: the opened directory, which a rank may have renamed; None: it is at its path.
     Where it found no space for one, a report without failures: its exit code tells how the ranks ended.
     """
-    path = agent_report_file(directory if folder is None else "")
-    if is_marked_lost(path, folder=folder):
+    name, folder = in_run_directory(agent_report_file(directory))
+    if is_marked_lost(name, folder=folder):
         return AgentReport(exit_code=0)
     try:
-        report = read_message(path, AgentReport, max_bytes=MAX_REPORT, folder=folder)
+        report = read_message(name, AgentReport, max_bytes=MAX_REPORT, folder=folder)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
     return report if _is_sound(report) else None

@@ -294,11 +294,6 @@ def in_run_directory(path: str) -> tuple[str, int | None]:
     return path, None
 
 
-def opened_directory(directory: str) -> int | None:
-    """The descriptor of a directory that this process has made, whatever its path is by now; None if there is none."""
-    return _locked.get(directory)
-
-
 def remove_run_directory(directory: str) -> None:
     """Effect: removes the directory and what is in it, as far as permissions allow, and unlocks it."""
     remove_path(directory)

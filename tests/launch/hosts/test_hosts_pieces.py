@@ -29,6 +29,7 @@ from cpulaunch.launch.hosts.engine import _ending_seconds, rank_config
 from cpulaunch.launch.hosts.result import job_result, read_report
 from cpulaunch.launch.process.bind import Binding
 from cpulaunch.launch.process.exec_spec import ExecSpec
+from cpulaunch.launch.process.run_directory import in_run_directory, make_private_path, remove_run_directory
 from cpulaunch.launch.supervision.error_file import MAX_TRACEBACK
 from cpulaunch.launch.supervision.failure_text import summary
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
@@ -36,7 +37,6 @@ from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import replace
-from cpulaunch.system.files.folders import make_folder
 from cpulaunch.system.files.reading import mark_lost
 from cpulaunch.system.files.writing import create
 from cpulaunch.system.routes import Route, route_to
@@ -508,27 +508,30 @@ def test_the_agent_replaces_a_report_that_a_rank_has_written(tmp_path):
 def test_the_report_is_found_in_a_run_directory_that_a_rank_has_renamed(tmp_path, report):
     """`report`: None if there was no space for it."""
     run = str(tmp_path / "run")
-    folder = make_folder(run)
+    make_private_path(run)
+    name, folder = in_run_directory(agent_report_file(run))
     os.rename(run, tmp_path / "renamed")
-    name = agent_report_file("")
     if report is None:
         os.close(create(name, folder=folder))
         mark_lost(name, folder=folder)
     else:
         (tmp_path / "renamed" / name / "deep").mkdir(parents=True)
         write_message(name, report, folder=folder)
-    assert read_report(run, folder=folder) == (report or AgentReport(exit_code=0))
-    os.close(folder)
+    assert read_report(run) == (report or AgentReport(exit_code=0))
+    remove_run_directory(run)
 
 
 @pytest.mark.parametrize(("age", "seconds"), [(100, 105), (-1000, 5)], ids=["noted", "forged"])
 def test_what_ranks_leave_has_the_time_since_the_agent_began_to_end_them(tmp_path, age, seconds):
-    path = tmp_path / agent_config_file("")
+    run = str(tmp_path / "run")
+    assert _ending_seconds(run) == 0
+    make_private_path(run)
+    path = Path(agent_config_file(run))
     path.touch()
     os.utime(path, (path.stat().st_mtime - age,) * 2)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    assert seconds <= _ending_seconds(folder) < seconds + 60
-    os.close(folder)
+    os.rename(run, tmp_path / "renamed")
+    assert seconds <= _ending_seconds(run) < seconds + 60
+    remove_run_directory(run)
 
 
 def become(tmp_path, argv, *, changes=(), cpus=(), environ=None, agent=None):
