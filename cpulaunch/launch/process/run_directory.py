@@ -86,7 +86,7 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
         for is_usable in (_keeps_owner, _takes_files):
             if (parent := next(filter(is_usable, parents(environ)), None)) is not None:
                 return _unique_path(parent, "cpulaunch-")
-        if any(map(_may_write, parents(environ))):
+        if any(map(_may_write, _parents(environ))):
             break
     return _unique_path(environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
 

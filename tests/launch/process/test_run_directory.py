@@ -131,12 +131,14 @@ def test_a_share_that_gives_files_to_another_user_is_used_where_nothing_else_can
         assert os.path.dirname(choose_private_path(environ)) == str(expected)
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o777])
 @pytest.mark.parametrize("cause", ["full", "read-only"])
 def test_a_cache_that_takes_no_files_is_not_used_before_a_share_that_does(
-    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cause: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share, cache = tmp_path / "share", tmp_path / "cpulaunch/run"
     share.mkdir()
+    share.chmod(mode)
     cache.mkdir(parents=True, mode=0o700)
 
     def probe(parent: str) -> int:
@@ -145,8 +147,11 @@ def test_a_cache_that_takes_no_files_is_not_used_before_a_share_that_does(
         return os.geteuid() + 1
 
     monkeypatch.setattr(run_directory, "_write_probe", probe)
-    monkeypatch.setattr(run_directory, "TEMPORARY", ("/missing",))
-    assert os.path.dirname(choose_private_path({"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(share)})) == str(share)
+    monkeypatch.setattr(run_directory, "TEMPORARY", ("/missing", str(share)))
+    path = choose_private_path({"XDG_CACHE_HOME": str(tmp_path)})
+    make_private_path(path)
+    assert os.path.dirname(path) == str(share)
+    remove_run_directory(path)
 
 
 def test_of_folders_that_everyone_may_write_one_that_keeps_owners_is_used(
