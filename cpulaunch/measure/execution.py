@@ -15,6 +15,7 @@ from cpulaunch.launch.process.program import child_environ
 from cpulaunch.launch.process.run_directory import (
     check_space,
     events_path,
+    in_run_directory,
     make_event_files,
     make_events_directory,
     make_spare_folder,
@@ -224,8 +225,9 @@ def _launch_cpulaunch(
 
 def _read_report(path: str) -> dict[str, Any] | None:
     """The report of a launch; None if it wrote none."""
+    name, folder = in_run_directory(path)
     try:
-        report = json.loads(read_start(path, max_bytes=MAX_REPORT_BYTES))
+        report = json.loads(read_start(name, max_bytes=MAX_REPORT_BYTES, folder=folder))
     except (OSError, ValueError, RecursionError):
         return None
     return report if isinstance(report, dict) else None

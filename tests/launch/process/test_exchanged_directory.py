@@ -17,6 +17,7 @@ from cpulaunch.launch.process.run_directory import (
 )
 from cpulaunch.launch.ranks.files import ERROR_FILE, RunFolder, make_rank_files
 from cpulaunch.launch.supervision.error_file import read_error
+from cpulaunch.measure.execution import _read_report
 from cpulaunch.system.files.folders import open_own
 
 EVENT = json.dumps({"event": "metric", "pid": 1, "name": "loss", "value": 2}) + "\n"
@@ -49,6 +50,14 @@ def test_the_events_of_workers_are_read(run: Path, of_ranks: bool) -> None:
     exchange(run)
     report = read_event_file(path)
     assert (report.metrics, report.lost) == ({"loss": 2}, True)
+
+
+def test_the_report_of_a_measured_launch_is_read(run: Path) -> None:
+    path = run / "report.json"
+    path.write_text(json.dumps({"metrics": {}}))
+    exchange(run)
+    path.write_text(json.dumps({"metrics": "forged"}))
+    assert _read_report(str(path)) == {"metrics": {}}
 
 
 @pytest.mark.parametrize("place", ["run", "logs", "logs that others can change"])
