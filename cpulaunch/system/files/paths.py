@@ -76,9 +76,9 @@ def have_one_owner(status: os.stat_result, other: os.stat_result) -> bool:
 def is_of_current_folder(name: str) -> bool:
     """Whether what has this name in the current folder may be run by its name alone. Raises: OSError.
 
-    In a folder that, by its mode, only its owner can write, it may: that owner alone put it there. In
-    another one, this user, root or the folder's owner must own it, or the link; where everyone may write, as in /tmp,
-    it must not be what another user may have linked there, or a file that everyone may write.
+    In a folder that, by its mode, only its owner can write, it may: that owner put it there. In another one, this user,
+    root or the folder's owner must own it, or the link; where everyone may write, as in /tmp, it must neither be what
+    another user may have linked there, nor a file that everyone may write.
     """
     folder = os.open(".", FOLDER)
     try:
