@@ -72,7 +72,7 @@ def test_a_name_that_is_no_command_is_refused_before_anything_is_measured(cpulau
     [
         (0o1777, 0o755, UID, ", in which everyone may write"),
         (0o777, 0o777, 0, ", in which everyone may write"),
-        (0o775, 0o755, UID, ", which another user owns"),
+        (0o775, 0o755, UID, ", though another user owns it"),
         (0o755, 0o755, 0, ""),
     ],
 )

@@ -189,7 +189,7 @@ def _refusal(name: str) -> str:
     if is_meant(name):
         return ""
     is_open = os.stat(os.curdir).st_mode & stat.S_IWOTH
-    return ", in which everyone may write" if is_open else ", which another user owns"
+    return ", in which everyone may write" if is_open else ", though another user owns it"
 
 
 def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:

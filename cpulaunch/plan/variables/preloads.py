@@ -356,7 +356,7 @@ def _untrusted_warnings(host: Host, preference: _Preference, chosen: PreloadCand
             break
         if (reason := _distrust(library)) is not None:
             reasons.append(reason)
-    more = f"; nor {len(reasons) - 1} more (cpulaunch probe shows them)" if reasons[1:] else ""
+    more = f"; and {len(reasons) - 1} more (cpulaunch probe shows them)" if reasons[1:] else ""
     return tuple(f"not preloaded: {reason}{more}" for reason in reasons[:1])
 
 

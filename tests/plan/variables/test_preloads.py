@@ -138,7 +138,7 @@ def test_of_many_untrusted_libraries_one_warning_tells() -> None:
     many = tuple(replace(found, path=f"/tmp/libtcmalloc.so.{i}", untrusted="/tmp is open") for i in range(300))
     warnings = plan(replace(host, libraries=(*many, found))).warnings
     assert [each for each in warnings if "/tmp" in each] == [
-        "not preloaded: /tmp/libtcmalloc.so.0: /tmp is open; nor 299 more (cpulaunch probe shows them)"
+        "not preloaded: /tmp/libtcmalloc.so.0: /tmp is open; and 299 more (cpulaunch probe shows them)"
     ]
 
 
