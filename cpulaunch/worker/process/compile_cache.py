@@ -110,7 +110,7 @@ def _hold(folder: str) -> None:
     try:
         import fcntl  # The worker imports this module on systems without it too.
 
-        _held.append(os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
+        _held.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
         fcntl.flock(_held[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (ImportError, OSError):  # Not every file system has such locks.
         return

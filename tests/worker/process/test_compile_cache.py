@@ -123,6 +123,23 @@ def test_what_removes_old_files_finds_the_cache_locked(temporary, monkeypatch, s
     os.close(folder)
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_another_user_puts_in_the_place_of_the_cache_is_not_opened(temporary, kind):
+    """Between the check of the folder and its lock: the open of a pipe would wait for a writer."""
+    place = temporary / "place"
+    if kind == "pipe":
+        os.mkfifo(place)
+        writer = os.open(place, os.O_RDWR | os.O_NONBLOCK)
+    else:
+        place.symlink_to(temporary)
+        writer = None
+    held = len(compile_cache._held)
+    compile_cache._hold(str(place))
+    assert len(compile_cache._held) == held
+    if writer is not None:
+        os.close(writer)
+
+
 @pytest.mark.parametrize(("mode", "used"), [(0o711, False), (0o750, False), (0o700, True)])
 @pytest.mark.parametrize(("settings", "below"), [(INDUCTOR, "."), (OLD, "threads-4")])
 def test_a_cache_that_others_can_enter_is_not_used(temporary, mode, used, settings, below):
