@@ -168,6 +168,7 @@ def test_who_opens_a_file_meanwhile_sends_no_signal_that_ends_this_process(folde
     assert not os.path.exists(path)
 
 
+@needs_root
 def test_a_file_of_another_user_is_left(folder):
     path = make(folder)
     os.chown(path, UID, UID)
