@@ -109,7 +109,6 @@ def test_a_log_directory_that_is_a_file_is_an_error(launch):
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_error_files_of_ranks_alone_are_copied(tmp_path):
     """A rank may leave any number of other files in their folder, which other ranks share."""
     folder = RunFolder(path=str(tmp_path), kept=True, fd=os.open(tmp_path, os.O_RDONLY), secure=False)
@@ -124,6 +123,7 @@ def test_error_files_of_ranks_alone_are_copied(tmp_path):
     os.close(folder.fd)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 def test_a_full_disk_ends_the_job(launch):
     launch.write("""
         say(f"rank.{rank}", os.getpid())
