@@ -140,7 +140,7 @@ def abandoned_cgroups():
 def is_abandoned(cgroup):
     try:
         fd = os.open(cgroup, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):  # It is another user's.
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
