@@ -59,7 +59,7 @@ def leave_out(graph: Any, positions: Iterable[int]) -> None:
         condition = graph.insert("aten::ge", [elements, graph.insertConstant(0)])
     for node in chosen:
         _hide_number(graph, node)
-    left_out = {node.output().debugName() for node in chosen}
+    left_out = {_name(node) for node in chosen}
     for run in _runs(graph, left_out):
         _move_into_block(graph, run, condition)
 
@@ -80,7 +80,12 @@ def _hide_number(graph: Any, node: Any) -> None:
         node.replaceInput(1, hidden)
 
 
-def _runs(graph: Any, left_out: set[str]) -> list[list[Any]]:
+def _name(node: Any) -> str | None:
+    """The name of the first result, by which nodes are compared; None if there is none."""
+    return next((value.debugName() for value in node.outputs()), None)
+
+
+def _runs(graph: Any, left_out: set[str | None]) -> list[list[Any]]:
     """Neighbours that oneDNN Graph must not see, with what is between them; a block for each would take seconds."""
     runs: list[list[Any]] = []
     run: list[Any] = []
@@ -88,7 +93,7 @@ def _runs(graph: Any, left_out: set[str]) -> list[list[Any]]:
     for node in graph.nodes():
         if node.kind() == "prim::Constant":
             continue
-        is_chosen = node.outputsSize() == 1 and node.output().debugName() in left_out
+        is_chosen = _name(node) in left_out
         if not is_chosen and (node.kind() in FUSIBLE or next(node.blocks(), None) is not None):
             runs.append(run[:length])
             run, length = [], 0

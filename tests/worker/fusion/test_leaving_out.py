@@ -117,6 +117,18 @@ def test_blocks_change_no_value(seed: int) -> None:
                     assert torch.allclose(result, expected, atol=1e-5)
 
 
+def test_operations_with_several_results_are_left_out() -> None:
+    x = torch.randn(1, 2, 8, 8)
+    source = graph(lambda x: F.max_pool2d(torch.relu(x), 2, return_indices=True), x)
+    changed = graph_of(source)
+    leave_out(changed, everything(source))
+    assert not fusible(changed)
+    function = function_of(changed)
+    for _ in range(3):
+        for result, expected in zip(function(x), F.max_pool2d(torch.relu(x), 2, return_indices=True), strict=True):
+            assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("value", [torch.arange(16), torch.randn(16), torch.arange(16).bfloat16()])
 @pytest.mark.parametrize("number", [0.5, 3, -0.1, 0, 1, 1e30])
 def test_numbers_beside_what_is_not_fused(fused: None, value: Tensor, number: float) -> None:
