@@ -168,7 +168,7 @@ def forget_prepared(weights: Weights | None) -> None:
 
 def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, trials: Trials) -> _Prepared:
     started = time.perf_counter()
-    others = contained(call.module)
+    others = contained(call.module, weights.tensors)
     known = [*weights.tensors, *(other.tensor for other in others)]
     traced = trace_call(call.module, call.args, call.kwargs, inputs=call.inputs, frozen=known, eager=eager)
     read = {storage_of(source) for source in traced.sources if isinstance(source, Tensor)}

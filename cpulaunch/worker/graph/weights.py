@@ -7,12 +7,13 @@ from operator import attrgetter, getitem, is_
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.access import watch_access
 from cpulaunch.worker.tensors.mutation import storage_of
-from cpulaunch.worker.tensors.owners import counts_owners, is_held_elsewhere
+from cpulaunch.worker.tensors.owners import counts_owners, is_held_elsewhere, is_in_use
 
 _version = attrgetter("_version")
 
@@ -28,24 +29,34 @@ class Contained:
     tensor: Tensor
 
 
-MAX_CONTAINED = 64
+MAX_CONTAINED = 1024
 """Longer containers are not searched for tensors."""
 
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
-def contained(module: nn.Module) -> list[Contained]:
-    """What a capture may take for constant once it is watched: tensors whose memory nothing else holds."""
+def contained(module: nn.Module, known: list[Tensor]) -> list[Contained]:
+    """What a capture may take for constant once it is watched: tensors whose memory nothing else holds.
+
+    So are the `known` ones, which are attributes of modules too: the container may get others in their places.
+    """
+    names = set(map(id, known))
     found = []
     for part in module.modules():
-        for name, value in vars(part).items():
+        for name, value in tuple(vars(part).items()):
             if name in _TABLES or type(value) not in (dict, list, tuple) or not 0 < len(value) <= MAX_CONTAINED:
                 continue
-            for key, tensor in value.items() if type(value) is dict else enumerate(value):
-                if isinstance(tensor, Tensor) and counts_owners() and not is_held_elsewhere(tensor):
+            for key, tensor in tuple(value.items() if type(value) is dict else enumerate(value)):
+                if isinstance(tensor, Tensor) and (id(tensor) in names or _is_watchable(tensor)):
                     found.append(Contained(attributes=vars(part), name=name, container=value, key=key, tensor=tensor))
     return found
+
+
+def _is_watchable(tensor: Tensor) -> bool:
+    """Whether it is seen when the program changes the tensor. Inference tensors have no version counter."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.is_inference()
+    return is_plain and counts_owners() and not is_in_use(tensor)
 
 
 class Weights:
@@ -63,6 +74,7 @@ class Weights:
         self._names: list[Any] = []
         self._values: list[object] = []
         self._tables: list[Any] = []
+        self._watched: set[tuple[int, str, Any]] = set()
         self.tensors: list[Tensor] = []
         for part in module.modules():
             self._record(part)
@@ -102,11 +114,14 @@ class Weights:
     def watch(self, entries: list[Contained]) -> None:
         """Effect: these count as weights from now on, and a change of their containers as one of the module."""
         for entry in entries:
-            if any(tensor is entry.tensor for tensor in self.tensors):
+            if (id(entry.attributes), entry.name, entry.key) in self._watched:
                 continue
-            self._dicts += [entry.attributes, entry.container]
-            self._names += [entry.name, entry.key]
-            self._values += [entry.container, entry.tensor]
+            self._watched.add((id(entry.attributes), entry.name, entry.key))
+            places = [(entry.attributes, entry.name, entry.container), (entry.container, entry.key, entry.tensor)]
+            for table, name, value in places:
+                self._dicts.append(table)
+                self._names.append(name)
+                self._values.append(value)
             self._tables.append(entry.container)
             self._sizes.append(len(entry.container))
             self.tensors.append(entry.tensor)

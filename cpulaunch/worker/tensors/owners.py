@@ -114,9 +114,10 @@ def may_move(weight: Tensor) -> bool:
 def is_own(weight: Tensor) -> bool:
     """Whether nothing else holds the memory of a weight, nor that of its gradient: it may be part of a flat buffer."""
     tensors = [weight] if weight.grad is None else [weight, weight.grad]
-    return type(weight) is nn.Parameter and not any(map(_is_in_use, tensors))
+    return type(weight) is nn.Parameter and not any(map(is_in_use, tensors))
 
 
-def _is_in_use(tensor: Tensor) -> bool:
+def is_in_use(tensor: Tensor) -> bool:
+    """Whether other processes, another library or other tensors of the program hold the tensor's memory."""
     is_shared = tensor.is_cpu and tensor.is_shared()  # On a GPU, torch says so of every tensor.
     return is_shared or is_foreign(tensor) or is_held_elsewhere(tensor)

@@ -118,7 +118,7 @@ def test_memory_that_the_program_holds_too_is_not_taken_for_constant() -> None:
     array = module.scales[1].numpy()
     with torch.no_grad():
         module(torch.randn(4, 16))
-    assert [each.key for each in contained(module)] == ["cpu", 0]
+    assert [each.key for each in contained(module, [])] == ["cpu", 0]
     array[:] = 3
 
 
@@ -129,9 +129,84 @@ def test_what_a_capture_does_not_read_may_change() -> None:
     module.scales[0] = torch.zeros(16)
     module.kept["meta"] = torch.zeros(16)
     assert weights.unchanged()
-    weights.watch([each for each in contained(module) if each.key == 1])
+    weights.watch([each for each in contained(module, []) if each.key == 1])
     assert weights.unchanged()
     module.kept["cuda"] = torch.zeros(16)
     assert weights.unchanged()
     module.scales.append(torch.zeros(16))
     assert not weights.unchanged()
+
+
+class Twice(nn.Module):
+    """Reads a tensor where another container, or the module itself, has it too."""
+
+    def __init__(self, kept: Tensor) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+        self.own = kept
+        self.other, self.read = [kept], [kept]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x) + self.read[0])
+
+
+class SharedDict(Twice):
+    def __init__(self, kept: Tensor) -> None:
+        super().__init__(kept)
+        self.other = self.read = {0: torch.randn(16)}
+
+
+def replace_read(module: Twice) -> None:
+    new = torch.randn(16)
+    module.read[0] = nn.Parameter(new) if isinstance(module.own, nn.Parameter) else new
+
+
+def replace_read_container(module: Twice) -> None:
+    module.read = {0: torch.randn(16)}
+
+
+@pytest.mark.parametrize(
+    ("module", "change"),
+    [
+        (Twice(torch.randn(16)), replace_read),
+        (Twice(nn.Parameter(torch.randn(16))), replace_read),
+        (SharedDict(torch.randn(16)), replace_read_container),
+    ],
+)
+def test_a_change_is_seen_where_the_tensor_is_read(
+    plugin: Plugin, module: Twice, change: Callable[[Twice], None]
+) -> None:
+    called(module.eval())
+    assert plugin.captured() == [type(module).__name__], plugin.reasons()
+    change(module)
+    called(module)
+    assert len(plugin.captured()) == 2, plugin.reasons()
+
+
+def test_repeated_captures_watch_a_tensor_once() -> None:
+    module = Biased().eval()
+    weights = Weights(module)
+    for _ in range(3):
+        weights.watch(contained(module, weights.tensors))
+        assert weights.unchanged()
+        count = len(weights.tensors)
+    weights.watch(contained(module, weights.tensors))
+    assert len(weights.tensors) == count
+
+
+def test_what_may_change_unseen_is_not_taken_for_constant() -> None:
+    """Memory of arrays and other processes, and tensors without a version counter or a storage."""
+    module = Biased().eval()
+    array = torch.ones(16).numpy()
+    with torch.inference_mode():
+        module(torch.randn(4, 16))
+    assert module.kept["cpu"].is_inference()
+    module.scales = [torch.from_numpy(array), torch.ones(16).share_memory_(), torch.eye(4).to_sparse()]
+    assert contained(module, []) == []
+
+
+def test_a_sparse_tensor_that_is_not_read_prevents_no_capture(plugin: Plugin) -> None:
+    module = Biased().eval()
+    module.scales.append(torch.eye(4).to_sparse())
+    called(module)
+    assert plugin.captured() == ["Biased"], plugin.reasons()
