@@ -175,6 +175,11 @@ def fusible_function_of(graph: Any) -> Function:
 def _put_second(node: Any, index: int) -> None:
     """Effect: of a product or sum the operand at this place is the second one."""
     first, second, *scale = node.inputs()
-    if index == 0 and (node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1)):
+    is_number = second.type().kind() != "TensorType"
+    if (
+        index == 0
+        and not is_number
+        and (node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1))
+    ):
         node.replaceInput(0, second)
         node.replaceInput(1, first)
