@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.fusion import trial  # noqa: E402
-from cpulaunch.worker.fusion.exclusion import everything, fusible, leave_out  # noqa: E402
+from cpulaunch.worker.fusion.exclusion import everything, fusible, leave_out, misread  # noqa: E402
 from cpulaunch.worker.fusion.portable import (  # noqa: E402
     PortableGraph,
     function_of,
@@ -22,7 +22,7 @@ from cpulaunch.worker.fusion.trial import DifferentResultError, _check_results, 
 
 pytestmark = pytest.mark.torch
 torch.manual_seed(0)
-WEIGHT, SCALE, NUMBER = torch.randn(16, 16), torch.randn(16), torch.tensor(2.0)
+WEIGHT, SCALE, NUMBER, ONES = torch.randn(16, 16), torch.randn(16), torch.tensor(2.0), torch.ones(16)
 
 
 def graph(function: Callable[..., object], *inputs: Tensor) -> PortableGraph:
@@ -183,10 +183,50 @@ def test_what_makes_a_graph_compute_something_else_is_left_out(fused: None, monk
 )
 def test_when_results_count_as_different(result: Tensor, expected: Tensor, differs: bool) -> None:
     if not differs:
-        _check_results([result], [expected])
+        _check_results([result], [expected], list)
         return
     with pytest.raises(DifferentResultError):
-        _check_results([result], [expected])
+        _check_results([result], [expected], lambda: [expected])
+
+
+def test_results_that_rounding_decides_do_not_differ() -> None:
+    """The zeros are a mean that rounding makes, say; the ones next to it are compared all the same."""
+    rounded, ones = torch.tensor([1e-8, -2e-8]), torch.ones(2)
+    _check_results([rounded, ones], [-rounded, ones], lambda: [rounded * 3, ones])
+    with pytest.raises(DifferentResultError):
+        _check_results([rounded, -ones], [-rounded, ones], lambda: [rounded * 3, ones])
+
+
+@pytest.mark.parametrize("other", [torch.ones(2).double(), torch.ones(1)])
+def test_another_type_or_shape_differs(other: Tensor) -> None:
+    with pytest.raises(DifferentResultError, match=r"for torch\.float32"):
+        _check_results([other], [torch.ones(2)], lambda: [torch.ones(2)])
+
+
+def test_a_graph_whose_result_is_rounding_is_fused(fused: None) -> None:
+    """The sum of a normalized row is zero but for rounding, whose sign may be another one."""
+
+    def net(x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = F.layer_norm(F.gelu(F.linear(x, WEIGHT)), (16,), ONES, ONES - 1)
+        return rows.sum(-1), torch.sign(rows.sum(-1))
+
+    x = torch.randn(64, 16)
+    source = graph(net, x)
+    assert compile_and_run(source, [x], misread(graph_of(source))) >= 0
+
+
+def test_a_number_stays_the_second_operand_of_a_constant(fused: None) -> None:
+    """TorchScript has no product of a number and a tensor in this order."""
+    source = PortableGraph(
+        text="""graph(%x : Tensor, %scale : Tensor):
+  %size : int = aten::dim(%x)
+  %product : Tensor = aten::mul(%scale, %size)
+  %result : Tensor = aten::add(%x, %product, %size)
+  return (%result)""",
+        inputs=1,
+        constants=(torch.tensor(2.0),),
+    )
+    assert torch.equal(fusible_function_of(graph_of(source))(torch.ones(2)), torch.full((2,), 3.0))
 
 
 def test_random_numbers_do_not_differ(fused: None) -> None:
