@@ -37,11 +37,38 @@ def portable(frozen: Any) -> PortableGraph:
         graph.eraseInput(0)
     torch._C._jit_pass_remove_mutation(graph)
     torch._C._jit_pass_constant_propagation(graph)
+    _copy_unchanged(graph)
     inputs = len(list(graph.inputs()))
     _keep_number_results(graph)
     _split_lists(graph)
     constants = tuple(_move_constants(graph))
     return PortableGraph(text=_plain_text(graph), inputs=inputs, constants=constants)
+
+
+NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
+"""Operations, and the number beside which TorchScript omits them."""
+
+WRITES = re.compile(r" = \w+::\w*[a-z0-9]_\(")
+"""An operation in place in the text of a graph."""
+
+
+def _copy_unchanged(graph: Any) -> None:
+    """Effect: x + 0 and the like are copied where the graph writes to tensors: TorchScript makes x of them in any case,
+    so that what changes the sum would change x, which may be an input.
+    """
+    if WRITES.search(str(graph)) is None:
+        return
+    for node in [node for kind in NEUTRAL for node in graph.findAllNodes(kind)]:
+        result, operand = node.output(), node.inputsAt(1)
+        if result.type().kind() != "TensorType" or operand.node().kind() != "prim::Constant":
+            continue
+        number = operand.toIValue()
+        if isinstance(number, int | float) and number == NEUTRAL[node.kind()]:
+            with graph.insert_point_guard(node):
+                copy = graph.create("aten::clone", [result, graph.insertConstant(None)], 1)
+            copy.insertAfter(node)
+            copy.output().setType(result.type())
+            result.replaceAllUsesAfterNodeWith(copy, copy.output())
 
 
 def _keep_number_results(graph: Any) -> None:

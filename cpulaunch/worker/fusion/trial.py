@@ -259,6 +259,8 @@ def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozense
     """
     torch._C._jit_set_autocast_mode(False)
     with torch.no_grad():
+        given = [value for value in (*inputs, *source.constants) if isinstance(value, Tensor)]
+        versions = [tensor._version for tensor in given]
         expected = _results(function_of(graph_of(source)), inputs)
         torch._C._jit_set_llga_enabled(True)
         start = time.thread_time()
@@ -269,6 +271,8 @@ def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozense
             compiled(*inputs)
         results = _results(compiled, inputs)
         spent = time.thread_time() - start
+        if [tensor._version for tensor in given] != versions:
+            raise DifferentResultError("it changes what it is given")
         _check_results(results, expected, lambda: _moved_results(source, inputs))
         end = time.thread_time() + REPEATED_SECONDS
         for _ in range(REPEATED_CALLS):

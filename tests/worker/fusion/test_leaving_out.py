@@ -234,3 +234,45 @@ def test_random_numbers_do_not_differ(fused: None) -> None:
     x = torch.randn(4, 16)
     source = graph(lambda x: F.linear(x, WEIGHT) + torch.rand(4, 16) * 9, x)
     compile_and_run(source, [x], frozenset({2}))
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda x: x + 0,
+        lambda x: x * 1.0,
+        lambda x: x * 1,
+        lambda x: x - 0.0,
+        lambda x: x / 1,
+        lambda x: 0 + x,
+        lambda x: torch.add(x, 0, alpha=2),
+    ],
+)
+def test_what_is_written_to_a_sum_with_zero_changes_no_input(fused: None, copied: Callable[[Tensor], Tensor]) -> None:
+    """TorchScript omits the sum, so that the capture changed what the program had given."""
+
+    def net(x: Tensor) -> Tensor:
+        y = copied(x)
+        y[:, :8].mul_(2)
+        return F.linear(y, WEIGHT)
+
+    x = torch.randn(4, 16)
+    source, expected, before = graph(net, x.clone()), net(x), x.clone()
+    compile_and_run(source, [x], misread(graph_of(source)))
+    torch._C._jit_set_llga_enabled(True)
+    with torch.no_grad():
+        run = fusible_function_of(graph_of(source))
+        for _ in range(3):
+            assert torch.allclose(run(x), expected, atol=1e-5)
+    assert torch.equal(x, before)
+
+
+def test_a_graph_that_changes_what_it_is_given_is_refused(fused: None, monkeypatch) -> None:
+    def writing(changed: object) -> object:
+        function = function_of(changed)
+        return lambda x: function(x.mul_(1))
+
+    monkeypatch.setattr(trial, "fusible_function_of", writing)
+    x = torch.randn(4, 16)
+    with pytest.raises(DifferentResultError, match="changes what it is given"):
+        compile_and_run(graph(lambda x: F.linear(x, WEIGHT), x), [x], frozenset())
