@@ -145,7 +145,9 @@ def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
         while left and _is_writable(fd, deadline):
             try:
                 left = left[os.write(fd if own is None else own, left[:PART_BYTES]) :]
-            except BlockingIOError:
+            except BlockingIOError:  # Also of a terminal that has room, but less than a line end takes.
+                if deadline is not None and time.monotonic() >= deadline:
+                    return
                 time.sleep(PAUSE_SECONDS)
     finally:
         if own is not None:

@@ -105,6 +105,23 @@ def test_a_message_for_which_a_terminal_has_too_little_room_is_dropped_in_time(m
             os.close(reader)
 
 
+def test_a_message_is_dropped_in_time_of_which_a_terminal_with_room_takes_nothing(monkeypatch):
+    """Its room may be one character, where the end of a line takes two. Source: Linux, n_tty.c, do_output_char."""
+    reader, writer = pty.openpty()
+    latest = time.monotonic() + 10
+
+    def refuse(fd, data):
+        assert time.monotonic() < latest
+        raise BlockingIOError
+
+    with os.fdopen(writer, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", refuse)
+            terminal.notify("text", {}, seconds=0.1)
+    os.close(reader)
+
+
 def test_a_stopped_terminal_gets_no_progress(monkeypatch):
     """By Ctrl-S, or by a program: a measurement would wait, whatever its time limit."""
     reader, writer = pty.openpty()
