@@ -151,10 +151,13 @@ def mark_lost(name: str, *, folder: int | None = None) -> None:
         os.close(fd)
 
 
-def note_time(name: str, *, folder: int) -> None:
-    """Effect: the file of this name in the folder was changed now, as far as that can be noted."""
+def note_time(name: str, seconds: float, *, folder: int) -> None:
+    """Effect: the file of this name in the folder was changed at this Unix time, as far as that can be noted.
+
+    The kernel would note that of a file server's clock, where the folder is on one. Source: utimensat(2).
+    """
     try:
-        os.utime(name, dir_fd=folder, follow_symlinks=False)
+        os.utime(name, (seconds, seconds), dir_fd=folder, follow_symlinks=False)
     except OSError:
         return
 

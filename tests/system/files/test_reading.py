@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from cpulaunch.system.files.reading import open_regular, read_end, read_lines_at_ends, read_start
+from cpulaunch.system.files.reading import note_time, open_regular, read_end, read_lines_at_ends, read_start
 from tests.opens import opens
 
 READERS = [read_start, read_end, read_lines_at_ends]
@@ -118,3 +118,15 @@ def test_whole_lines_at_both_ends_are_read(tmp_path, content, limit, expected):
     (tmp_path / "file").write_bytes(content)
     lines, unread_bytes = read_lines_at_ends(str(tmp_path / "file"), max_bytes=limit)
     assert (list(lines), unread_bytes) == expected
+
+
+def test_a_noted_time_is_the_given_one_also_of_a_link(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "theirs").touch()
+    (tmp_path / "link").symlink_to("theirs")
+    before = (tmp_path / "theirs").stat().st_mtime
+    folder = os.open(tmp_path, os.O_RDONLY)
+    for name in ("file", "link", "missing"):
+        note_time(name, 1.5, folder=folder)
+    os.close(folder)
+    assert [(tmp_path / name).lstat().st_mtime for name in ("file", "link", "theirs")] == [1.5, 1.5, before]

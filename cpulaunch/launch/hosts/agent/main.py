@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     start_exit_thread()
     config = read_message(config_name, AgentConfig, folder=folder)
     try:
-        report = run_agent(config, begin_end=lambda: note_time(config_name, folder=folder))
+        report = run_agent(config, begin_end=lambda: note_time(config_name, time.time(), folder=folder))
     except CpulaunchError as error:
         value = None if error.value is None else str(error.value)
         parts = AgentError(what=error.what, value=value, source=error.source, hint=error.hint)
