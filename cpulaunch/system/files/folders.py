@@ -283,7 +283,7 @@ def _remove_empty(name: str, folder: int | None) -> bool:
 def empty_folder(folder: int) -> None:
     """Effect: removes what is in the folder, as far as permissions allow, and as it can be removed in some seconds.
 
-    What is in a folder in it is moved up first, so that two descriptors suffice for any depth.
+    What is in a folder in it is moved up first, so that a few descriptors suffice for any depth.
     """
     deadline = time.monotonic() + REMOVAL_SECONDS
     kept: set[str] = set()
