@@ -118,6 +118,28 @@ def test_of_a_log_of_any_size_the_rest_after_the_rank_has_ended_has_a_limit(tmp_
     assert output.getvalue() == "\ncpulaunch: 5 more bytes are only in the log\n"
 
 
+def test_lines_of_several_logs_are_whole_also_where_their_reader_is_slow(tmp_path):
+    """The pipe is full, and takes a part of what is written."""
+    read, write = os.pipe()
+    output = io.TextIOWrapper(io.FileIO(write, "w"), write_through=True)
+    finished, threads = threading.Event(), []
+    finished.set()
+    for rank in "ab":
+        (tmp_path / rank).write_text(f"{rank * 99}\n" * (1 << 12))
+        threads.append(
+            threading.Thread(target=tail_log, args=(f"{rank}:", str(tmp_path / rank), output, finished, 0.01))
+        )
+        threads[-1].start()
+    left, data = 2 * (1 << 12) * 102, b""
+    while len(data) < left:
+        data += os.read(read, 1000)
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    output.close()
+    os.close(read)
+    assert set(data.splitlines()) == {b"a:" + b"a" * 99, b"b:" + b"b" * 99}
+
+
 def test_a_pipe_in_place_of_a_log_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "stdout.log")
     with pytest.raises(OSError, match="not a regular file"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
 
 from cpulaunch.system.files.reading import open_regular
@@ -20,6 +21,9 @@ MAX_LINE = 1 << 20
 """Characters of a line's rest, which are shown before the line ends."""
 MAX_REST = 1 << 26
 """Bytes of a log that are shown after its rank has ended: a file without blocks may have any size."""
+
+_locks: dict[tuple[int, int], threading.Lock] = {}
+"""Of the pipes and files in which logs are shown, each by its device and number."""
 
 
 class _Log(io.FileIO):
@@ -87,12 +91,22 @@ def tail_log(
 def _write(dst: TextIO, text: str) -> None:
     """Effect: writes the text, with escapes for characters that the encoding of `dst` lacks.
 
-    At the first of these, torch stops showing the log.
+    At the first of these, torch stops showing the log. Other logs wait, as theirs would come into the middle of lines:
+    a pipe takes no more than PIPE_BUF bytes at once. Source: pipe(7).
     """
+    with _lock_of(dst):
+        try:
+            dst.write(text)
+        except UnicodeEncodeError:
+            dst.write(text.encode(dst.encoding, "backslashreplace").decode(dst.encoding))
+
+
+def _lock_of(dst: TextIO) -> threading.Lock:
     try:
-        dst.write(text)
-    except UnicodeEncodeError:
-        dst.write(text.encode(dst.encoding, "backslashreplace").decode(dst.encoding))
+        status = os.fstat(dst.fileno())  # stdout and stderr may be the same pipe.
+    except OSError:
+        return threading.Lock()
+    return _locks.setdefault((status.st_dev, status.st_ino), threading.Lock())
 
 
 def _opened(file: str) -> int | None:
