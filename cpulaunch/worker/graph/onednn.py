@@ -23,6 +23,8 @@ from cpulaunch.worker.fusion.portable import Function, PortableGraph, fusible_fu
 from cpulaunch.worker.fusion.trial import WARM_UP_CALLS
 from cpulaunch.worker.graph.precision import widened
 from cpulaunch.worker.graph.silent_logging import silent_warnings
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.owners import owned
 
 _compiling = threading.RLock()
 
@@ -84,6 +86,7 @@ def freeze(
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = portable(torch.jit.freeze(traced))
     own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
+    _count_views(frozen, sources)
     kept = safeguards(
         frozen,
         examples,
@@ -91,6 +94,14 @@ def freeze(
         replaces_attention=replaces_attention,
     )
     return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own))
+
+
+def _count_views(graph: PortableGraph, sources: tuple[int | Tensor, ...]) -> None:
+    """Effect: constants in the memory of weights are cpulaunch's: TorchScript computes views of weights at once."""
+    memory = {storage_of(source) for source in sources if isinstance(source, Tensor)}
+    for value in graph.constants:
+        if isinstance(value, Tensor) and value.layout is torch.strided and storage_of(value) in memory:
+            owned(value)
 
 
 def _has_single_variance(traced: Any) -> bool:

@@ -34,7 +34,9 @@ def owned(view: Tensor) -> Tensor:
     """The tensor, which cpulaunch has made in a weight's memory. Effect: it is counted as cpulaunch's."""
     if len(_own) >= _most[0]:
         _forget_dead()
-    _own[storage_of(view)] = [*_living(view), TensorWeakRef(view)]
+    living = _living(view)
+    if all(reference() is not view for reference in living):
+        _own[storage_of(view)] = [*living, TensorWeakRef(view)]
     return view
 
 

@@ -76,6 +76,39 @@ def test_a_pending_capture_keeps_no_arguments(model: nn.Module) -> None:
     torch.testing.assert_close(captured.run(Call(module=model, args=(), kwargs={}, inputs=[other])), model(other))
 
 
+class WithToken(nn.Module):
+    """TorchScript computes the views of its weights while it traces, as of the class token of a ViT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.scale = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(x.shape[0], -1, -1), x @ self.scale.t()[:, 1:] @ self.scale[1:]], 1).relu()
+
+
+def test_views_of_weights_in_a_pending_graph_are_not_the_programs() -> None:
+    """The capture would wait for ever: the program may change what it holds too."""
+    model = WithToken().eval()
+    answers, weights = Answers(), Weights(model)
+    value = torch.randn(2, 3, 8)
+    assert not weights.are_held_elsewhere()
+    with pytest.raises(PendingError):
+        attempt(model, weights, value, answers)
+    assert not weights.are_held_elsewhere()
+    view = model.scale.detach()[1:]
+    assert weights.are_held_elsewhere()
+    del view
+    answers.answer = TrialOutcome()
+    captured = attempt(model, weights, value, answers)
+    assert not weights.are_held_elsewhere()
+    torch.testing.assert_close(captured.run(Call(module=model, args=(), kwargs={}, inputs=[value])), model(value))
+    forget_prepared(weights)
+    del captured
+    gc.collect()
+    assert not weights.are_held_elsewhere()
+
+
 def test_pending_captures_are_counted_and_few(model: nn.Module) -> None:
     answers, weights = Answers(), Weights(model)
     before = prepared_bytes()
