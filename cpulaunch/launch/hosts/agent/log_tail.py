@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import threading
 import time
 
@@ -89,23 +90,36 @@ def tail_log(
 
 
 def _write(dst: TextIO, text: str) -> None:
-    """Effect: writes the text, with escapes for characters that the encoding of `dst` lacks.
+    """Effect: writes the text, with escapes for characters that the encoding of `dst` lacks. Raises: OSError.
 
     At the first of these, torch stops showing the log. Other logs wait, as theirs would come into the middle of lines:
-    a pipe takes no more than PIPE_BUF bytes at once. Source: pipe(7).
+    a pipe takes no more than PIPE_BUF bytes at once. It takes a part when the process is stopped meanwhile, of which an
+    unbuffered `dst` would drop the rest. Source: pipe(7).
     """
-    with _lock_of(dst):
-        try:
-            dst.write(text)
-        except UnicodeEncodeError:
-            dst.write(text.encode(dst.encoding, "backslashreplace").decode(dst.encoding))
-
-
-def _lock_of(dst: TextIO) -> threading.Lock:
     try:
-        status = os.fstat(dst.fileno())  # stdout and stderr may be the same pipe.
-    except OSError:
-        return threading.Lock()
+        fd = dst.fileno()
+    except io.UnsupportedOperation:
+        dst.write(_encoded(dst, text).decode(dst.encoding) if dst.encoding else text)
+        return
+    left = memoryview(_encoded(dst, text))
+    with _lock_of(fd):
+        dst.flush()
+        while left:
+            try:
+                left = left[os.write(fd, left) :]
+            except BlockingIOError:  # A process that shares the descriptor may have made it non-blocking.
+                select.select((), (fd,), ())
+
+
+def _encoded(dst: TextIO, text: str) -> bytes:
+    try:
+        return text.encode(dst.encoding, dst.errors or "strict")
+    except UnicodeEncodeError:
+        return text.encode(dst.encoding, "backslashreplace")
+
+
+def _lock_of(fd: int) -> threading.Lock:
+    status = os.fstat(fd)  # stdout and stderr may be the same pipe.
     return _locks.setdefault((status.st_dev, status.st_ino), threading.Lock())
 
 
