@@ -6,6 +6,7 @@ import json
 import os
 import re
 
+from cpulaunch.launch.process.run_directory import in_run_directory
 from cpulaunch.measure.diagnosis.figures import growths, read_figures
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.records.record import replace
@@ -39,8 +40,9 @@ NAME = re.compile(rf"({FIGURES}|{FETCHES})([0-9]{{1,10}})-([0-9]{{1,10}})[.]json
 
 def names_in(folder: str) -> frozenset[str]:
     """The names of the files there. Raises: LaunchError if the folder is gone, which the program may remove."""
+    _, own = in_run_directory(os.path.join(folder, ""))
     try:
-        return frozenset(os.listdir(folder))
+        return frozenset(os.listdir(folder if own is None else own))
     except OSError as error:
         raise LaunchError(
             "cannot read what the program's processes wrote about their steps",
@@ -73,8 +75,9 @@ def read_failure(folder: str) -> str | None:
 
 
 def _text(path: str) -> str:
+    name, own = in_run_directory(path)
     try:
-        return read_start(path, max_bytes=4 * MAX_FAILURE).decode("utf-8", "replace")
+        return read_start(name, max_bytes=4 * MAX_FAILURE, folder=own).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -109,11 +112,11 @@ class FiguresReader:
 
     def _read(self, name: str, known: tuple[Version, Content] | None, most: int) -> tuple[Version, Content] | None:
         """The version and the content of a file; None if it cannot be read, or has more bytes than this."""
-        path = f"{self._folder}/{name}"
+        path, own = in_run_directory(f"{self._folder}/{name}")
         try:
-            if known is not None and known[0] == _version(os.lstat(path)):
+            if known is not None and known[0] == _version(os.stat(path, dir_fd=own, follow_symlinks=False)):
                 return known if known[0][1] <= most else None
-            fd = open_regular(path)
+            fd = open_regular(path, folder=own)
             try:
                 version = _version(os.fstat(fd))
                 if version[1] > most:
@@ -172,7 +175,8 @@ def _fetches(text: str) -> dict[str, float] | None:
 
 def read_trace(folder: str, pid: int) -> bytes | None:
     """The profiler's trace of a process; None if it wrote none. Of one larger than MAX_TRACE_BYTES, a byte more."""
+    name, own = in_run_directory(f"{folder}/{TRACES}{pid}.json")
     try:
-        return read_start(f"{folder}/{TRACES}{pid}.json", max_bytes=MAX_TRACE_BYTES + 1)
+        return read_start(name, max_bytes=MAX_TRACE_BYTES + 1, folder=own)
     except OSError:
         return None

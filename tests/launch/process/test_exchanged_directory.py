@@ -17,8 +17,11 @@ from cpulaunch.launch.process.run_directory import (
 )
 from cpulaunch.launch.ranks.files import ERROR_FILE, RunFolder, make_rank_files
 from cpulaunch.launch.supervision.error_file import read_error
+from cpulaunch.measure.diagnosis.folder import FiguresReader, failed_processes, read_failure, read_trace
 from cpulaunch.measure.execution import _read_report
+from cpulaunch.records.torch_settings import FAILED, FIGURES, TRACES, figures_name
 from cpulaunch.system.files.folders import open_own
+from tests.measure.diagnosis.given import data
 
 EVENT = json.dumps({"event": "metric", "pid": 1, "name": "loss", "value": 2}) + "\n"
 ERROR = json.dumps({"message": "no memory"})
@@ -58,6 +61,24 @@ def test_the_report_of_a_measured_launch_is_read(run: Path) -> None:
     exchange(run)
     path.write_text(json.dumps({"metrics": "forged"}))
     assert _read_report(str(path)) == {"metrics": {}}
+
+
+def test_what_the_processes_of_a_diagnosis_write_is_read(run: Path) -> None:
+    def write(steps: int, text: str) -> None:
+        (run / figures_name(FIGURES, 0, 7)).write_text(json.dumps(data(steps=steps)))
+        (run / f"{FAILED}8").write_text(text)
+        (run / f"{TRACES}7.json").write_text(text)
+
+    write(20, "true")
+    reader = FiguresReader(str(run))
+    reader.read()
+    exchange(run)
+    write(30, "forged")
+    (run / f"{FAILED}9").touch()
+    assert [each.steps for each in reader.read()] == [each.steps for each in FiguresReader(str(run)).read()] == [20]
+    assert failed_processes(str(run)) == {8}
+    assert read_failure(str(run)) == "true"
+    assert read_trace(str(run), 7) == b"true"
 
 
 @pytest.mark.parametrize("place", ["run", "logs", "logs that others can change"])
