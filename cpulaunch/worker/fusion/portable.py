@@ -48,27 +48,34 @@ def portable(frozen: Any) -> PortableGraph:
 NEUTRAL = {"aten::add": 0, "aten::sub": 0, "aten::mul": 1, "aten::div": 1}
 """Operations, and the number beside which TorchScript omits them."""
 
-WRITES = re.compile(r" = \w+::\w*[a-z0-9]_\(")
-"""An operation in place in the text of a graph."""
-
 
 def _copy_unchanged(graph: Any) -> None:
     """Effect: x + 0 and the like are copied where the graph writes to tensors: TorchScript makes x of them in any case,
     so that what changes the sum would change x, which may be an input.
     """
-    if WRITES.search(str(graph)) is None:
+    if not _writes(graph):
         return
     for node in [node for kind in NEUTRAL for node in graph.findAllNodes(kind)]:
-        result, operand = node.output(), node.inputsAt(1)
-        if result.type().kind() != "TensorType" or operand.node().kind() != "prim::Constant":
-            continue
-        number = operand.toIValue()
-        if isinstance(number, int | float) and number == NEUTRAL[node.kind()]:
+        result, operands = node.output(), list(node.inputs())[:2]
+        if result.type().kind() == "TensorType" and NEUTRAL[node.kind()] in map(_constant_number, operands):
             with graph.insert_point_guard(node):
                 copy = graph.create("aten::clone", [result, graph.insertConstant(None)], 1)
             copy.insertAfter(node)
             copy.output().setType(result.type())
             result.replaceAllUsesAfterNodeWith(copy, copy.output())
+
+
+def _writes(block: Any) -> bool:
+    """Whether an operation changes a tensor: in place, as add_ and __ior__, or by `out`."""
+    return any("!" in node.schema() or any(map(_writes, node.blocks())) for node in block.nodes())
+
+
+def _constant_number(value: Any) -> Any:
+    """A constant that is no tensor, or the element of one with one element; None for any other value."""
+    constant = value.toIValue() if value.node().kind() == "prim::Constant" else None
+    if not isinstance(constant, Tensor):
+        return constant
+    return constant.item() if constant.numel() == 1 else None
 
 
 def _keep_number_results(graph: Any) -> None:

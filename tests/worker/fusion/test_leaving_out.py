@@ -246,6 +246,9 @@ def test_random_numbers_do_not_differ(fused: None) -> None:
         lambda x: x / 1,
         lambda x: 0 + x,
         lambda x: torch.add(x, 0, alpha=2),
+        lambda x: x * ONES[0],
+        lambda x: ONES[0] * x,
+        lambda x: x + torch.zeros(()),
     ],
 )
 def test_what_is_written_to_a_sum_with_zero_changes_no_input(fused: None, copied: Callable[[Tensor], Tensor]) -> None:
@@ -264,6 +267,23 @@ def test_what_is_written_to_a_sum_with_zero_changes_no_input(fused: None, copied
         run = fusible_function_of(graph_of(source))
         for _ in range(3):
             assert torch.allclose(run(x), expected, atol=1e-5)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize(
+    ("x", "write"),
+    [
+        (torch.randn(4, 16), lambda y: torch.mul(y, 2, out=y)),
+        (torch.arange(64).view(4, 16), lambda y: y.__ior__(1)),
+        (torch.arange(64).view(4, 16), lambda y: y.__ilshift__(1)),
+    ],
+)
+def test_any_way_of_writing_to_a_sum_with_zero_changes_no_input(
+    fused: None, x: Tensor, write: Callable[[Tensor], Tensor]
+) -> None:
+    before = x.clone()
+    source = graph(lambda x: F.linear(write(x + 0).float(), WEIGHT), x.clone())
+    compile_and_run(source, [x], misread(graph_of(source)))
     assert torch.equal(x, before)
 
 
