@@ -85,8 +85,8 @@ def freeze(
             bound = _Bound(graph, sources, used, enter_precision(contexts)).eval()
             traced = torch.jit.trace(bound, examples, check_trace=False, strict=False)
         frozen = portable(torch.jit.freeze(traced))
-    own = {source.data_ptr() for source in sources if isinstance(source, Tensor)}
-    _count_views(frozen, sources)
+    own = {storage_of(source) for source in sources if isinstance(source, Tensor)}
+    _count_views(frozen, own)
     kept = safeguards(
         frozen,
         examples,
@@ -96,11 +96,13 @@ def freeze(
     return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own))
 
 
-def _count_views(graph: PortableGraph, sources: tuple[int | Tensor, ...]) -> None:
-    """Effect: constants in the memory of weights are cpulaunch's: TorchScript computes views of weights at once."""
-    memory = {storage_of(source) for source in sources if isinstance(source, Tensor)}
+def _count_views(graph: PortableGraph, own: set[int]) -> None:
+    """Effect: constants in the memory of weights, at the addresses in `own`, are cpulaunch's.
+
+    TorchScript computes views of weights at once.
+    """
     for value in graph.constants:
-        if isinstance(value, Tensor) and value.layout is torch.strided and storage_of(value) in memory:
+        if isinstance(value, Tensor) and value.layout is torch.strided and storage_of(value) in own:
             owned(value)
 
 
@@ -275,7 +277,7 @@ def _fusion() -> Iterator[None]:
 
 
 def _constant_bytes(graph: PortableGraph, own: set[int]) -> int:
-    """Bytes of the graph's constants, without tensors at the addresses in `own`."""
+    """Bytes of the graph's constants, without those in the storages at the addresses in `own`."""
     tensors = (value for value in graph.constants if isinstance(value, Tensor))
-    sizes = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    sizes = {storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(size for address, size in sizes.items() if address not in own)

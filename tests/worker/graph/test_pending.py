@@ -109,6 +109,16 @@ def test_views_of_weights_in_a_pending_graph_are_not_the_programs() -> None:
     assert not weights.are_held_elsewhere()
 
 
+def test_views_of_weights_in_a_graph_take_no_memory() -> None:
+    """Each counted as much as its whole weight, so that few captures had room."""
+    model = WithToken().eval()
+    weights, before = Weights(model), prepared_bytes()
+    with pytest.raises(PendingError):
+        attempt(model, weights, torch.randn(2, 3, 8), Answers())
+    assert prepared_bytes() == before
+    forget_prepared(weights)
+
+
 def test_pending_captures_are_counted_and_few(model: nn.Module) -> None:
     answers, weights = Answers(), Weights(model)
     before = prepared_bytes()
