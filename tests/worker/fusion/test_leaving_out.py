@@ -1,5 +1,6 @@
 """What keeps oneDNN Graph from compiling a graph, or makes it compute something else, and what is done about it."""
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +19,7 @@ from cpulaunch.worker.fusion.portable import (  # noqa: E402
     graph_of,
     portable,
 )
-from cpulaunch.worker.fusion.trial import DifferentResultError, _check_results, compile_and_run  # noqa: E402
+from cpulaunch.worker.fusion.trial import DifferentResultError, SlowerError, _check_results, compile_and_run  # noqa: E402
 
 pytestmark = pytest.mark.torch
 torch.manual_seed(0)
@@ -162,6 +163,30 @@ def test_what_makes_a_graph_compute_something_else_is_left_out(fused: None, monk
     source = graph(lambda x: torch.exp(F.linear(x, WEIGHT)).abs() + 1, x)
     [place] = [index for index, node in enumerate(fusible(graph_of(source))) if node.kind() == "aten::exp"]
     with pytest.raises(DifferentResultError, match="computes something else"):
+        compile_and_run(source, [x], frozenset())
+    assert compile_and_run(source, [x], frozenset({place})) >= 0
+
+
+def test_what_makes_a_graph_slow_is_left_out(fused: None, monkeypatch) -> None:
+    """As products for which oneDNN has a reference kernel only."""
+
+    def slow(changed: object) -> object:
+        kinds = [node.kind() for node in fusible(changed)]
+        function = function_of(changed)
+
+        def run(*inputs: Tensor) -> object:
+            end = time.thread_time() + 0.1
+            while time.thread_time() < end:
+                pass
+            return function(*inputs)
+
+        return run if "aten::exp" in kinds else function
+
+    monkeypatch.setattr(trial, "fusible_function_of", slow)
+    x = torch.randn(4, 16)
+    source = graph(lambda x: torch.exp(F.linear(x, WEIGHT)).abs() + 1, x)
+    [place] = [index for index, node in enumerate(fusible(graph_of(source))) if node.kind() == "aten::exp"]
+    with pytest.raises(SlowerError):
         compile_and_run(source, [x], frozenset())
     assert compile_and_run(source, [x], frozenset({place})) >= 0
 
