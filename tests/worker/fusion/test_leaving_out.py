@@ -1,4 +1,4 @@
-"""What keeps oneDNN Graph from compiling a graph, or makes it compute something else, and what is done about it."""
+"""What keeps oneDNN Graph from compiling a graph, makes it slow or compute something else, and what is done."""
 
 import time
 from collections.abc import Callable, Iterator

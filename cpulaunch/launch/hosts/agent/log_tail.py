@@ -103,9 +103,9 @@ def _write(dst: TextIO, text: str) -> None:
         return
     left = memoryview(_encoded(dst, text))
     with _lock_of(fd):
-        dst.flush()
         while left:
             try:
+                dst.flush()
                 left = left[os.write(fd, left) :]
             except BlockingIOError:  # A process that shares the descriptor may have made it non-blocking.
                 select.select((), (fd,), ())
