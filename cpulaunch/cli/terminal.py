@@ -23,7 +23,7 @@ NOTICE_SECONDS = 0.5
 PART_BYTES = 1 << 12
 """A pipe into which can be written takes so many bytes at once. Source: pipe(7), PIPE_BUF."""
 PAUSE_SECONDS = 0.01
-"""Between two writes where another process takes the room that there was."""
+"""Between two writes to what poll(2) calls writable and takes nothing: no event would tell that it takes more."""
 
 
 def width() -> int:

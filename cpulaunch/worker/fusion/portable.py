@@ -187,9 +187,7 @@ def fusible_function_of(graph: Any) -> Function:
     """
     constants: list[Tensor] = []
     moved: dict[str, Any] = {}
-    for node in graph.nodes():
-        if node.kind() not in OPERANDS:
-            continue
+    for node in [node for node in graph.nodes() if node.kind() in OPERANDS]:
         for index, value in enumerate(list(node.inputs())[:2]):
             constant = value.toIValue() if value.node().kind() == "prim::Constant" else None
             if not isinstance(constant, Tensor):
@@ -209,11 +207,7 @@ def fusible_function_of(graph: Any) -> Function:
 def _put_second(node: Any, index: int) -> None:
     """Effect: of a product or sum the operand at this place is the second one."""
     first, second, *scale = node.inputs()
-    is_number = second.type().kind() != "TensorType"
-    if (
-        index == 0
-        and not is_number
-        and (node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1))
-    ):
+    commutes = node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1)
+    if index == 0 and commutes and second.type().kind() == "TensorType":
         node.replaceInput(0, second)
         node.replaceInput(1, first)

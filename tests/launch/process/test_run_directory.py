@@ -117,12 +117,14 @@ def test_a_folder_that_cannot_be_checked_is_not_secure(monkeypatch: pytest.Monke
     assert chosen(Path("missing")) == "/tmp"
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o777])
 def test_a_share_that_gives_files_to_another_user_is_used_where_nothing_else_can_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share, own = tmp_path / "share", tmp_path / "own"
     for folder in (share, own):
         folder.mkdir()
+        folder.chmod(mode)
     owner = os.geteuid()
     monkeypatch.setattr(run_directory, "_write_probe", lambda parent: owner + (parent == str(share)))
     environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(share)}
@@ -152,21 +154,6 @@ def test_a_cache_that_takes_no_files_is_not_used_before_a_share_that_does(
     make_private_path(path)
     assert os.path.dirname(path) == str(share)
     remove_run_directory(path)
-
-
-def test_of_folders_that_everyone_may_write_one_that_keeps_owners_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    share, own = tmp_path / "share", tmp_path / "own"
-    for folder in (share, own):
-        folder.mkdir()
-        folder.chmod(0o777)
-    owner = os.geteuid()
-    monkeypatch.setattr(run_directory, "_write_probe", lambda parent: owner + (parent == str(share)))
-    environ = {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(share)}
-    for others, expected in (((str(own),), own), (("/missing",), share)):
-        monkeypatch.setattr(run_directory, "TEMPORARY", others)
-        assert os.path.dirname(choose_private_path(environ)) == str(expected)
 
 
 def test_an_own_folder_that_everyone_may_write_is_used_where_nothing_else_can_be(

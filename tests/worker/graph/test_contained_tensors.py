@@ -1,7 +1,6 @@
 """`--graph onednn`: modules that keep tensors in dicts and lists, as tables of attention biases by device."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -9,18 +8,10 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph.weights import Weights, contained  # noqa: E402
-from tests.worker.capturing import Plugin, installed  # noqa: E402
+from tests.worker.capturing import Plugin  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    torch.manual_seed(0)
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
-        yield plugin
 
 
 class Biased(nn.Module):

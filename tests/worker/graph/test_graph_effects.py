@@ -2,8 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -12,18 +11,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import capture  # noqa: E402
-from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+from tests.worker.capturing import Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    torch.manual_seed(0)
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
-        yield plugin
 
 
 def mlp() -> nn.Module:

@@ -6,7 +6,6 @@ PYTEST_DONT_REWRITE: Dynamo would not know the assertions of modules.
 import os
 import threading
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,13 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import module_state, trace  # noqa: E402
 from cpulaunch.worker.graph.dynamo import Answer  # noqa: E402
 from cpulaunch.worker.tensors.mutation import others_may_draw  # noqa: E402
-from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+from tests.worker.capturing import Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITTEN: list[str] = []
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    torch.manual_seed(0)
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
-        yield plugin
 
 
 @torch.library.custom_op("cpulaunch_tests::write", mutates_args=())

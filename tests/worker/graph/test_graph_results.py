@@ -3,7 +3,6 @@
 import re
 import threading
 from collections import namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +17,6 @@ from cpulaunch.worker.graph import cache as modules  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    torch.manual_seed(0)
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
-        yield plugin
 
 
 def mlp(width: int = 16) -> nn.Module:

@@ -1,8 +1,5 @@
 """`--graph onednn`: operations that a graph computes by other operations, and interrupted captures."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,20 +7,12 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph.onednn import _Fusible  # noqa: E402
-from tests.worker.capturing import Plugin, close, installed  # noqa: E402
+from tests.worker.capturing import Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ALL = slice(None)
 PLUGIN_SETTINGS, COLUMNS = torch.tensor([0, 4, 2, 2]), torch.tensor([1, 0, 5, 5])
-
-
-@pytest.fixture
-def plugin(tmp_path: Path) -> Iterator[Plugin]:
-    torch.manual_seed(0)
-    with installed(tmp_path, TorchSettings(graph="onednn")) as plugin:
-        yield plugin
 
 
 class Operations(TorchDispatchMode):
