@@ -58,26 +58,29 @@ def leave_out(graph: Any, positions: Iterable[int]) -> None:
         elements = graph.insert("aten::numel", [tensor])
         condition = graph.insert("aten::ge", [elements, graph.insertConstant(0)])
     for node in chosen:
-        _hide_number(graph, node)
+        _hide_numbers(graph, node)
     left_out = {_name(node) for node in chosen}
     for run in _runs(graph, left_out):
         _move_into_block(graph, run, condition)
 
 
-def _hide_number(graph: Any, node: Any) -> None:
-    """Effect: torch does not see that the second operand is a fraction, if it is one.
+def _hide_numbers(graph: Any, node: Any) -> None:
+    """Effect: torch does not see that the second operand is a fraction, if it is one, nor by what it is multiplied.
 
-    In blocks, too, it would make a tensor of it, of the type of the first operand: 0.5 would become the integer 0.
+    In blocks, too, it would make tensors of these, of the type of the first operand: 0.5 would become the integer 0.
     Source: torch/csrc/jit/codegen/onednn/prepare_binary.cpp.
     """
     if node.kind() not in ("aten::add", "aten::mul", "aten::div"):
         return
-    number = _constant(node.inputsAt(1))
-    if isinstance(number, float):
-        with graph.insert_point_guard(node):
-            hidden = graph.insertConstant(number)
-        hidden.setType(torch._C.NumberType.get())
-        node.replaceInput(1, hidden)
+    numbers = {1: _constant(node.inputsAt(1))}
+    if node.kind() == "aten::add" and node.inputsSize() > 2 and _constant(node.inputsAt(2)) != 1:
+        numbers[2] = _constant(node.inputsAt(2))
+    for place, number in numbers.items():
+        if isinstance(number, float) or (place == 2 and type(number) is int):
+            with graph.insert_point_guard(node):
+                hidden = graph.insertConstant(number)
+            hidden.setType(torch._C.NumberType.get())
+            node.replaceInput(place, hidden)
 
 
 def _name(node: Any) -> str | None:

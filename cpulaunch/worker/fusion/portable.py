@@ -185,15 +185,14 @@ def fusible_function_of(graph: Any) -> Function:
 
     Effect: changes the graph.
     """
+    for node in [node for kind in ("aten::add", "aten::mul") for node in graph.findAllNodes(kind)]:
+        _put_number_second(node)
     constants: list[Tensor] = []
     moved: dict[str, Any] = {}
     for node in [node for node in graph.nodes() if node.kind() in OPERANDS]:
         for index, value in enumerate(list(node.inputs())[:2]):
-            constant = value.toIValue() if value.node().kind() == "prim::Constant" else None
-            if not isinstance(constant, Tensor):
-                continue
-            if constant.dim() == 0:
-                _put_second(node, index)
+            constant = _constant_tensor(value)
+            if constant is None or constant.dim() == 0:
                 continue
             if value.debugName() not in moved:
                 moved[value.debugName()] = graph.addInput()
@@ -204,10 +203,20 @@ def fusible_function_of(graph: Any) -> Function:
     return (lambda *inputs: function(*inputs, *constants)) if constants else function
 
 
-def _put_second(node: Any, index: int) -> None:
-    """Effect: of a product or sum the operand at this place is the second one."""
+def _put_number_second(node: Any) -> None:
+    """Effect: a constant without dimensions is the second operand of a product or sum.
+
+    Also in blocks: beside a tensor of fewer bits, torch would make the result as wide as the first operand.
+    """
     first, second, *scale = node.inputs()
-    commutes = node.kind() == "aten::mul" or (node.kind() == "aten::add" and scale[0].toIValue() == 1)
-    if index == 0 and commutes and second.type().kind() == "TensorType":
+    constant = _constant_tensor(first)
+    if constant is None or constant.dim() or constant.dtype is torch.bool or second.type().kind() != "TensorType":
+        return
+    if node.kind() == "aten::mul" or scale[0].toIValue() == 1:
         node.replaceInput(0, second)
         node.replaceInput(1, first)
+
+
+def _constant_tensor(value: Any) -> Tensor | None:
+    constant = value.toIValue() if value.node().kind() == "prim::Constant" else None
+    return constant if isinstance(constant, Tensor) else None

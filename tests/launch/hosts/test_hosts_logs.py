@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -179,3 +180,27 @@ def test_characters_that_the_terminal_lacks_are_escaped(tmp_path):
     (tmp_path / "stdout.log").write_text("café\nend\n")
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert shown(tmp_path / "stdout.log", output=terminal) == "[r0]:caf\\xe9\n[r0]:end\n"
+
+
+def test_what_others_print_while_a_line_waits_for_room_comes_behind_it():
+    """It is in the buffer of stdout, which must not be emptied in the middle of the line."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    seen, line = bytearray(), "x" * 300_000 + "\n"
+
+    def take():
+        while data := os.read(read, 1 << 14):
+            seen.extend(data)
+
+    def flush():
+        if seen:
+            os.write(write, b"printed")
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    output = SimpleNamespace(fileno=lambda: write, encoding="utf-8", errors="strict", flush=flush)
+    log_tail._write(output, line)
+    os.close(write)
+    taker.join(WAIT_SECONDS)
+    os.close(read)
+    assert bytes(seen) == line.encode()

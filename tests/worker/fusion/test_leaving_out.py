@@ -66,6 +66,37 @@ def test_constant_operands_are_fused_with_products(fused: None, name: str) -> No
         assert torch.allclose(fusible_function_of(graph_of(source))(x), OPERANDS[name](x), atol=1e-5)
 
 
+def test_two_constants_stay_the_operands(fused: None) -> None:
+    """Of a number and a tensor, which TorchScript does not add up where their sum is written to."""
+
+    def function(x: Tensor) -> Tensor:
+        total = NUMBER + SCALE
+        total[:8].mul_(2)
+        return F.linear(x, WEIGHT) + total
+
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        result = fusible_function_of(graph_of(graph(function, x)))(x)
+    assert torch.allclose(result, function(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [torch.tensor(2.0), torch.tensor(3), torch.tensor(True)])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+def test_numbers_in_first_place_keep_the_dtype_where_nothing_is_fused(
+    fused: None, kind: torch.dtype, number: Tensor
+) -> None:
+    x = torch.randn(4, 16).to(kind)
+    source = graph(lambda x: ((number + torch.tanh(x)) * 2, number * torch.tanh(x)), x)
+    compile_and_run(source, [x], everything(source))
+
+
+@pytest.mark.parametrize(("steps", "scale"), [(torch.arange(16), 0.5), (torch.arange(16), 2), (torch.ones(16), -3)])
+def test_scaled_sums_where_nothing_is_fused(fused: None, steps: Tensor, scale: float) -> None:
+    x = torch.randn(4, 16)
+    source = graph(lambda x: torch.add(F.linear(x, WEIGHT), steps, alpha=scale) + 1, x)
+    compile_and_run(source, [x], everything(source))
+
+
 def blocks(left_out: list[int], source: PortableGraph) -> int:
     changed = graph_of(source)
     leave_out(changed, left_out)

@@ -103,9 +103,12 @@ def _write(dst: TextIO, text: str) -> None:
         return
     left = memoryview(_encoded(dst, text))
     with _lock_of(fd):
+        is_flushed = False
         while left:
             try:
-                dst.flush()
+                if not is_flushed:  # Once: what others print meanwhile would come into the middle of a line.
+                    dst.flush()
+                    is_flushed = True
                 left = left[os.write(fd, left) :]
             except BlockingIOError:  # A process that shares the descriptor may have made it non-blocking.
                 select.select((), (fd,), ())
