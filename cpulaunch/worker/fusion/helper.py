@@ -18,8 +18,12 @@ import socket
 import sys
 from contextlib import suppress
 
-LEAST_PRIORITY, LOW_PRIORITY = 19, 10
-"""Nice values. At 10, a thread gets a tenth of a CPU on which another thread of ordinary priority always runs."""
+LEAST_PRIORITY, LOW_PRIORITY = 19, 5
+"""Nice values. At 5, a thread gets a quarter of a CPU on which another thread of ordinary priority always runs.
+
+A lower share would cost the program as much in all, because its threads wait for the slowest one, only later.
+Source: kernel/sched/core.c, sched_prio_to_weight.
+"""
 
 STARVED_SHARE, STARVED_LOOKS = 0.05, 4
 """The child starves if it gets a smaller share of a CPU than that while it wants one, seen so many times in a row."""

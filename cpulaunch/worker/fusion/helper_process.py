@@ -48,7 +48,7 @@ START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
 
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 10.0
 """For how long the helper waits for CPUs that are idle. A program that keeps all of its CPUs busy for longer is likely
 to run for long enough to gain by the graph what the helper takes from it then."""
 

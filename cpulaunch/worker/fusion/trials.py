@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,7 +25,7 @@ from cpulaunch.worker.fusion.helper_process import (
     HelperStarvedError,
 )
 from cpulaunch.worker.fusion.math_settings import math_settings
-from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, read_outcomes, version
+from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, first_request, read_outcomes, version
 from cpulaunch.worker.fusion.portable import PortableGraph
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, encode_request
@@ -37,6 +38,9 @@ FORMAT = 12
 
 LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")
 """Beginnings of the names of variables that change what oneDNN compiles."""
+
+STARTED = time.time()
+"""About when this process started, in seconds since the epoch."""
 
 WAIT = False
 """Whether `Trials` waits for the helper by default. Tests set it."""
@@ -121,6 +125,8 @@ class Trials:
         wait = WAIT if self._wait is None else self._wait
         while True:
             try:
+                if self._helper is None and _is_asked_again(self._folder, request.key):
+                    self._patience = 0.0
                 helper = self._started()
                 if request.key not in self._asked:
                     helper.send(encode_request(request, described))
@@ -177,6 +183,17 @@ class Trials:
         """Effect: in a forked process, frees the lock, which a thread of the parent may have held, and the helper."""
         self._lock = threading.Lock()
         self._end_helper()
+
+
+def _is_asked_again(folder: str, key: str) -> bool:
+    """Whether a process that was there before this one has asked for the graph, too.
+
+    A program that is started again and again gains by the graph each time, but may never run for long enough to wait
+    for it patiently. Effect: notes that the graph is asked for.
+    """
+    with suppress(UnusableError):  # The helper says so.
+        return first_request(folder, key) < int(STARTED)
+    return False
 
 
 def fingerprint(graph: PortableGraph, described: list[Any], left_out: frozenset[int] = frozenset()) -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from cpulaunch.worker.fusion.outcomes import (  # noqa: E402
     UnusableError,
     add_outcomes,
     claim,
+    first_request,
     open_folder,
     read_outcomes,
     version,
@@ -164,6 +166,29 @@ def test_no_more_is_written_than_is_read(folder: Path) -> None:
     many = frozenset(range(10_000, 20_000))
     add_outcomes(str(folder), {f"{number:064x}": TrialOutcome(left_out=many) for number in range(30)})
     assert f"{29:064x}" in read_outcomes(str(folder))
+
+
+def test_the_first_request_for_a_graph_is_remembered(folder: Path, monkeypatch) -> None:
+    now = [1_700_000_000.7]
+    monkeypatch.setattr(outcomes, "time", SimpleNamespace(time=lambda: now[0]))
+    assert first_request(str(folder), KEYS[0]) == 1_700_000_000
+    now[0] += 60
+    assert [first_request(str(folder), key) for key in KEYS[:2]] == [1_700_000_000, 1_700_000_060]
+    assert (folder / "requests").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(outcomes, "MAX_ENTRIES", 2)
+    assert first_request(str(folder), KEYS[2]) == 1_700_000_060
+    now[0] += 60
+    assert [first_request(str(folder), key) for key in KEYS[1:3]] == [1_700_000_060] * 2
+    assert first_request(str(folder), KEYS[0]) == 1_700_000_120  # It was forgotten.
+
+
+@pytest.mark.parametrize("text", ["", "1", "cpulaunch graphs asked for 1\nshort\t1\n", "\0" * 100])
+def test_malformed_requests_are_none(folder: Path, text: str) -> None:
+    (folder / "requests").write_text(text)
+    (folder / "requests").chmod(0o600)
+    first = first_request(str(folder), KEYS[0])
+    assert first_request(str(folder), KEYS[0]) == first
+    assert (folder / "requests").read_text() == f"cpulaunch graphs asked for 1\n{KEYS[0]}\t{first}\n"
 
 
 def test_a_claim_is_held_by_one_process(folder: Path) -> None:

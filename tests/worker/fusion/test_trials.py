@@ -377,6 +377,31 @@ def test_where_no_cpu_is_idle_a_second_helper_takes_its_share(tmp_path: Path, bu
     trials.close()
 
 
+def test_a_program_that_asks_for_a_graph_again_does_not_wait_for_idle_cpus(tmp_path: Path, monkeypatch) -> None:
+    """Otherwise one that never runs for long would never have it."""
+    graph = frozen(torch.tanh, X)
+    policies = []
+    for started in (time.time(), time.time() + 5):  # This process, and a later one.
+        monkeypatch.setattr(trials_module, "STARTED", started)
+        trials = Trials(300.0, folder=str(tmp_path), wait=False)
+        assert trials.outcome(graph, [X]) is None
+        helper = trials.helper_pid()
+        assert helper is not None
+        policies.append(policy_of_worker_of(helper))
+        trials.close()
+    assert policies == [os.SCHED_IDLE, os.SCHED_OTHER]
+
+
+def policy_of_worker_of(helper: int) -> int:
+    """The scheduling policy of the helper's child, once it has chosen its priority."""
+    before = os.nice(0)
+    while True:
+        for child in psutil.Process(helper).children():
+            if child.nice() > before:
+                return os.sched_getscheduler(child.pid)
+        time.sleep(0.01)  # No event marks when another process has changed its own priority.
+
+
 def test_a_descriptor_that_the_program_has_replaced_stays_open(tmp_path: Path) -> None:
     """As daemons do, which close all descriptors."""
     helper = HelperProcess(str(tmp_path))
