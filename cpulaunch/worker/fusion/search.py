@@ -37,10 +37,17 @@ class TrialOutcome:
         return self.cut_after == 0 or self.cut_after >= limit
 
 
-def search(attempt: Attempt, known: frozenset[int], groups: Callable[[], Sequence[frozenset[int]]]) -> TrialOutcome:
+def search(
+    attempt: Attempt,
+    known: frozenset[int],
+    groups: Callable[[], Sequence[frozenset[int]]],
+    kin: Callable[[frozenset[int]], frozenset[int]] = lambda group: group,
+) -> TrialOutcome:
     """The smallest set found of operations to leave out, whole groups at a time; at least those `known`.
 
-    `groups` are operations that are alike, in the order of the graph. `attempt` may raise ExhaustedError.
+    `groups` are operations that are alike, in the order of the graph. `kin`: a group with the others in the same place,
+    which are left out too if that is enough: to find each of them takes many attempts. `attempt` may raise
+    ExhaustedError.
     """
     works: frozenset[int] | None = None
     left_out = known
@@ -55,9 +62,12 @@ def search(attempt: Attempt, known: frozenset[int], groups: Callable[[], Sequenc
             return TrialOutcome(refusal=last)
         works = everything
         while reason is not None and alike:
-            culprit = _first_culprit(attempt, left_out, alike)
-            left_out |= alike.pop(culprit)
+            culprit = alike.pop(_first_culprit(attempt, left_out, alike))
+            left_out |= culprit
             reason = attempt(left_out)
+            wider = left_out | kin(culprit)
+            if reason is not None and wider > left_out and attempt(wider) is None:
+                return TrialOutcome(left_out=wider)
     except ExhaustedError as error:
         if works is None:
             return TrialOutcome(refusal=str(error), lasting=error.lasting)

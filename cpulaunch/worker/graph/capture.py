@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
 from cpulaunch.worker.tensors.mutation import random_state, restore_random_state, storage_of
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
+
+RECURRENT = re.compile(r" = aten::(?:lstm|gru|rnn_tanh|rnn_relu)\(")
+"""Layers that cast their operands for each of their products in autocast, which a trace does not show."""
 
 
 class MismatchError(Exception):
@@ -186,6 +190,8 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, tri
         enter_precision,
         replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
     )
+    if mode[0].low and RECURRENT.search(frozen.graph.text):
+        raise RefusedError("it has recurrent layers, which autocast reaches inside only")
     left_out = frozen.safeguards.left_out
     return _Prepared(
         traced=traced,

@@ -254,10 +254,10 @@ def _dynamo_settings() -> Any:
     """A context in which Dynamo guards hooks too and takes recurrent layers; earlier compilations have no influence."""
     import torch._dynamo.config as config
 
-    recurrent = {"allow_rnn": True} if hasattr(config, "allow_rnn") else {}  # Before torch 2.6 it took them anyway.
-    return config.patch(
-        skip_nnmodule_hook_guards=False, automatic_dynamic_shapes=False, suppress_errors=False, **recurrent
-    )
+    settings = {"skip_nnmodule_hook_guards": False, "automatic_dynamic_shapes": False, "suppress_errors": False}
+    if hasattr(config, "allow_rnn"):  # Since torch 2.6.
+        settings["allow_rnn"] = True
+    return config.patch(settings)
 
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch._dynamo.variables.ctx_manager", "torch._dynamo.variables.torch")

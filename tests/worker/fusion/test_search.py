@@ -38,6 +38,24 @@ def test_only_the_groups_with_defects_are_left_out() -> None:
         assert search(failing_at(*positions), frozenset(), lambda: GROUPS).left_out == expected
 
 
+def test_all_in_the_same_place_are_left_out_once_one_is_found_and_others_fail() -> None:
+    attempts: list[frozenset[int]] = []
+
+    def searched(*positions: int, kin: frozenset[int]) -> frozenset[int]:
+        def attempt(left_out: frozenset[int]) -> str | None:
+            attempts.append(left_out)
+            return failing_at(*positions)(left_out)
+
+        attempts.clear()
+        return search(attempt, frozenset(), lambda: GROUPS, lambda group: group | kin).left_out
+
+    even = frozenset(position for position in range(40) if position // 2 % 2 == 0)
+    assert searched(4, 12, 20, 36, kin=even) == even
+    assert len(attempts) < 10
+    assert searched(4, kin=even) == {4, 5}  # Nothing else need be left out.
+    assert searched(4, 7, 20, kin=even) == {4, 5, 6, 7, 20, 21} | even  # Something else fails, too.
+
+
 def test_what_is_known_stays_left_out() -> None:
     assert search(failing_at(8), frozenset({3}), lambda: GROUPS).left_out == {3, 8, 9}
 

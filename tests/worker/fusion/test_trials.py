@@ -824,3 +824,33 @@ def test_results_that_torchscript_has_made_numbers_are_tensors() -> None:
     graph.registerOutput(results.output())
     found = function_of(graph_of(portable(SimpleNamespace(graph=graph))))(X)
     assert [float(each.max()) for each in found] == [2.5, 2.5]
+
+
+def test_operations_in_the_place_of_one_that_fails_are_left_out_together(monkeypatch) -> None:
+    """Of other shapes, as in the stages of a vision model: each would take as many attempts as the first."""
+
+    def refused(changed: object) -> object:
+        if any(operands(node) == ("aten::add", "aten::mul") for node in fusible(changed)):
+            raise RuntimeError("no kernel")
+        return original(changed)
+
+    def operands(node: torch._C.Node) -> tuple[str, str]:
+        return node.kind(), node.inputsAt(0).node().kind()
+
+    def stages(value: Tensor) -> Tensor:
+        for columns in (16, 8, 4, 2):
+            value = torch.exp(torch.tanh(value[:, :columns]) * 3 + value[:, :columns])
+        return value
+
+    original = trial_module.fusible_function_of
+    monkeypatch.setattr(trial_module, "fusible_function_of", refused)
+    value = torch.randn(8, 16)
+    graph = frozen(stages, value)
+    fields = {"text": graph.text, "inputs": 1, "left_out": [], "threads": 1, "math": math_settings(), "seconds": 300.0}
+    trial = Trial(fields, describe((value, *graph.constants)))
+    outcome = trial.outcome()
+    operations = fusible(graph_of(graph))
+    expected = {index for index, node in enumerate(operations) if operands(node) == ("aten::add", "aten::mul")}
+    assert outcome.refusal is None
+    assert (outcome.left_out, len(expected)) == (expected, 4)
+    assert trial._attempts <= 9  # 18 to find each of them.

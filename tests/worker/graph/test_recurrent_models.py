@@ -1,5 +1,6 @@
 """`--graph onednn` of models with recurrent layers, which Dynamo takes only if it is told to."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from tests.worker.capturing import Plugin, close  # noqa: E402
+from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
+from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SIZE, HIDDEN = 16, 24
@@ -19,7 +21,7 @@ class Tagger(nn.Module):
 
     def __init__(self, layer: nn.Module, width: int) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU())
+        self.first = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE))
         self.layer = layer
         self.last = nn.Linear(width, 5)
 
@@ -108,3 +110,17 @@ def test_packed_sequences_agree_with_eager_calls(plugin: Plugin) -> None:
     for lengths in ([7, 5, 3, 1], [7, 7, 2, 2]) * 3:
         value = torch.randn(4, 7, SIZE)
         close(model(value, torch.tensor(lengths)), plugin.eager(model, value, torch.tensor(lengths)))
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_with_bf16_the_parts_around_the_layer_are_captured(tmp_path: Path, name: str) -> None:
+    with installed(tmp_path, TorchSettings(graph="onednn", precision="bf16")) as plugin:
+        model = LAYERS[name]().eval()
+        for _ in range(5):
+            value = torch.randn(4, 7, SIZE)
+            outputs, states = model(value)
+            right, expected = plugin.eager(model, value)
+            assert outputs.dtype is torch.float32
+            close((outputs, states), (right, expected), tolerance=0.05)
+        assert "recurrent layers" in plugin.reasons()
+        assert plugin.captured() == ["Sequential"]
