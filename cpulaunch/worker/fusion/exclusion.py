@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from cpulaunch.worker.fusion.portable import PortableGraph, graph_of
+from cpulaunch.worker.fusion.portable import OPERANDS, PortableGraph, function_of, graph_of
 
 FUSIBLE = frozenset(
     f"aten::{name}"
@@ -166,7 +167,7 @@ def _constant(value: Any, missing: object = None) -> Any:
     return None if _is_none(value) else value.toIValue()
 
 
-def observe(graph: Any) -> list[list[int]]:
+def _observe(graph: Any) -> list[list[int]]:
     """For each fusible operation, the places of its tensors among the outputs of the graph: inputs, then results.
 
     Effect: the graph's only output becomes a list of these tensors.
@@ -190,3 +191,37 @@ def observe(graph: Any) -> list[list[int]]:
     graph.appendNode(result)
     graph.registerOutput(result.output())
     return operations
+
+
+def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
+    """Per operation a text of its kind, shapes and types, and one of its kind and of what its operands are.
+
+    And the positions of those with types that are not fused, or with operands laid out in another way than the result.
+    """
+    graph = graph_of(source)
+    operations = fusible(graph)
+    unread = misread(graph)
+    names = [node.kind() for node in operations]
+    operands = [" ".join([node.kind(), *(value.node().kind() for value in node.inputs())]) for node in operations]
+    observed = _observe(graph)
+    with torch.no_grad():
+        tensors = function_of(graph)(*inputs)
+    signatures, other = [], []
+    for position, (name, places) in enumerate(zip(names, observed, strict=True)):
+        own = [tensors[place] for place in places]
+        signatures.append(" ".join([name, *(f"{tensor.dtype}{list(tensor.shape)}" for tensor in own)]))
+        is_other = any(str(tensor.dtype).removeprefix("torch.") not in FLOATS for tensor in own)
+        if is_other or (name in OPERANDS and not all(_is_laid_out_as(tensor, own[-1]) for tensor in own)):
+            other.append(position)
+    return {"signatures": signatures, "operands": operands, "misread": sorted(unread), "others": other}
+
+
+def _is_laid_out_as(operand: Tensor, result: Tensor) -> bool:
+    """Whether the dimensions that both have are in the same order in memory.
+
+    oneDNN Graph takes an operand beside a product as laid out like that. Seen with torch 2.13: linear(x) + y.mT.
+    """
+    own = dict(zip(range(-operand.dim(), 0), zip(operand.shape, operand.stride(), strict=True), strict=True))
+    shared = [place for place, (size, stride) in own.items() if size > 1 and stride and result.shape[place] > 1]
+    by_operand = sorted(shared, key=lambda place: -operand.stride(place))
+    return by_operand == sorted(shared, key=lambda place: -result.stride(place))

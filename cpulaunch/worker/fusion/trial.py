@@ -17,13 +17,19 @@ from torch import Tensor
 
 from cpulaunch.probe.cgroups import read_cgroups
 from cpulaunch.probe.limits import free_memory
-from cpulaunch.records.record import replace
+from cpulaunch.records.record import record, replace
 from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.root import Root
-from cpulaunch.worker.fusion.exclusion import FLOATS, fusible, leave_out, misread, observe
+from cpulaunch.worker.fusion.exclusion import fusible, leave_out, observed_kinds
 from cpulaunch.worker.fusion.math_settings import apply_math_settings
 from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
-from cpulaunch.worker.fusion.portable import Function, PortableGraph, function_of, fusible_function_of, graph_of
+from cpulaunch.worker.fusion.portable import (
+    Function,
+    PortableGraph,
+    function_of,
+    fusible_function_of,
+    graph_of,
+)
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
 from cpulaunch.worker.fusion.wire import total_bytes, value_of
 
@@ -36,15 +42,23 @@ REPEATED_CALLS, REPEATED_SECONDS = 20, 0.1
 One alone may write beyond a block of memory where the allocator does not see it.
 """
 
-TOLERANCE = 0.1
-"""Difference of a result from that of the graph unfused, relative to its largest element, beyond all rounding: a
-worker compares more closely, with the elements that it has."""
 
-MOVED = 2.0**-8
-"""Part of themselves by which inputs and weights are changed, as by bf16, where a result is different.
+@record
+class Rounding:
+    """What may come of rounding. `tolerance`: the difference of a result from that of the graph unfused, relative to
+    its largest element, beyond which it is something else. A worker compares more closely, with the elements it has.
 
-A result that changes as much without fusion says nothing: it is zero but for rounding, or the place of a maximum.
-"""
+    `moved`: the part of themselves by which inputs and weights are changed where a result is different. One that
+    changes as much without fusion says nothing: it is zero but for rounding, or the place of a maximum.
+    """
+
+    tolerance: float
+    moved: float
+
+
+ROUNDING = Rounding(tolerance=0.01, moved=2.0**-16)
+LOW_ROUNDING = Rounding(tolerance=0.1, moved=2.0**-8)
+"""The latter for graphs that compute in bf16 or fp16."""
 
 SLOWER, UNCERTAIN_SECONDS, FAR_BEYOND = 2.0, 0.01, 2.0
 """A graph is much slower than unfused if its calls take so many times as long and so many seconds more: all of them,
@@ -103,7 +117,7 @@ class Trial:
         self._attempts = 0
         self._known: dict[frozenset[int], str | None] = {}
         self._seconds: dict[frozenset[int], float] = {}
-        self._spent, self._is_cut = 0.0, False
+        self._spent, self._is_cut, self._rounding = 0.0, False, ROUNDING
 
     def outcome(self) -> TrialOutcome:
         """What is found about the graph, within its limits of time, memory and attempts.
@@ -126,8 +140,10 @@ class Trial:
             return TrialOutcome(refusal=str(error), lasting=False)
         if status != "ok":
             return TrialOutcome(refusal=f"it cannot be tried: {detail}", lasting=False)
+        if any("float16" in signature for signature in detail["signatures"]):
+            self._rounding = LOW_ROUNDING
         groups, kinds = _groups(detail["signatures"]), _groups(detail["operands"])
-        known = frozenset(detail["misread"]) | frozenset(detail["other_types"]) | frozenset(self._fields["left_out"])
+        known = frozenset(detail["misread"]) | frozenset(detail["others"]) | frozenset(self._fields["left_out"])
         found = search(self._attempt, known, lambda: groups, lambda group: _all_that_meet(group, kinds))
         return dataclasses.replace(found, seconds=round(self._seconds.get(found.left_out, 0.0), 1))
 
@@ -148,7 +164,7 @@ class Trial:
             if self._attempts >= MAX_ATTEMPTS:
                 raise ExhaustedError(f"no way to compile it was found in {MAX_ATTEMPTS} attempts", lasting=True)
             self._attempts += 1
-            status, detail = self._in_process(lambda: compile_and_run(*self._built(), left_out))
+            status, detail = self._in_process(lambda: compile_and_run(*self._built(), left_out, self._rounding))
             self._known[left_out] = None if status == "ok" else str(detail)
             if status == "ok":
                 self._seconds[left_out] = float(detail)
@@ -253,29 +269,9 @@ def _all_that_meet(group: frozenset[int], others: Sequence[frozenset[int]]) -> f
 # Inside the forked process
 
 
-def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
-    """Per operation a text of its kind, shapes and types, and one of its kind and of what its operands are.
-
-    And the positions of those with types that are not fused.
-    """
-    graph = graph_of(source)
-    operations = fusible(graph)
-    unread = misread(graph)
-    names = [node.kind() for node in operations]
-    operands = [" ".join([node.kind(), *(value.node().kind() for value in node.inputs())]) for node in operations]
-    observed = observe(graph)
-    with torch.no_grad():
-        tensors = function_of(graph)(*inputs)
-    signatures, other = [], []
-    for position, (name, places) in enumerate(zip(names, observed, strict=True)):
-        own = [tensors[place] for place in places]
-        signatures.append(" ".join([name, *(f"{tensor.dtype}{list(tensor.shape)}" for tensor in own)]))
-        if any(str(tensor.dtype).removeprefix("torch.") not in FLOATS for tensor in own):
-            other.append(position)
-    return {"signatures": signatures, "operands": operands, "misread": sorted(unread), "other_types": other}
-
-
-def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozenset[int]) -> float:
+def compile_and_run(
+    source: PortableGraph, inputs: list[Any], left_out: frozenset[int], rounding: Rounding = ROUNDING
+) -> float:
     """Seconds of this thread's processor time for it. Other programs do not count, on whose idle CPUs this runs.
 
     Effect: compiles the graph as the worker does, and runs it. Raises: any error of torch and oneDNN,
@@ -300,7 +296,7 @@ def compile_and_run(source: PortableGraph, inputs: list[Any], left_out: frozense
         spent, last = now - start, now - compiled_at
         if [tensor._version for tensor in given] != versions:
             raise DifferentResultError("it changes what it is given")
-        _check_results(results, expected, lambda: _moved_results(source, inputs))
+        _check_results(results, expected, lambda: _moved_results(source, inputs, rounding.moved), rounding.tolerance)
         fastest = _fastest(compiled, inputs, [last])
         if fastest > UNCERTAIN_SECONDS and fusible(graph):
             torch._C._jit_set_llga_enabled(False)
@@ -329,22 +325,27 @@ def _results(function: Function, inputs: list[Any]) -> list[Tensor]:
     return list(results) if isinstance(results, tuple | list) else [results]
 
 
-def _check_results(results: list[Tensor], expected: list[Tensor], others: Callable[[], list[Tensor]]) -> None:
-    """Raises: DifferentResultError. `others`: the results of the graph unfused with other values, see MOVED.
+def _check_results(
+    results: list[Tensor],
+    expected: list[Tensor],
+    others: Callable[[], list[Tensor]],
+    tolerance: float = ROUNDING.tolerance,
+) -> None:
+    """Raises: DifferentResultError. `others`: the results of the graph unfused with other values, see Rounding.
 
     What random weights make infinite or huge says nothing.
     """
     moved: list[Tensor] = []
     for index, (result, unfused) in enumerate(zip(results, expected, strict=True)):
-        reason = _difference(result, unfused)
+        reason = _difference(result, unfused, tolerance)
         if reason is None:
             continue
         moved = moved or others()
-        if result.dtype is not unfused.dtype or _difference(moved[index], unfused) is None:
+        if result.dtype is not unfused.dtype or _difference(moved[index], unfused, tolerance) is None:
             raise DifferentResultError(f"it computes something else: {reason}")
 
 
-def _difference(result: Tensor, unfused: Tensor) -> str | None:
+def _difference(result: Tensor, unfused: Tensor, tolerance: float) -> str | None:
     """How two results differ, by more than rounding; None if they do not."""
     if result.dtype is not unfused.dtype or result.shape != unfused.shape:
         return f"{result.dtype}{list(result.shape)} for {unfused.dtype}{list(unfused.shape)}"
@@ -355,16 +356,22 @@ def _difference(result: Tensor, unfused: Tensor) -> str | None:
         return None
     largest = float(expected.abs().max())
     error = float((result.double() - expected).abs().max())
-    return None if error <= TOLERANCE * largest else f"{error:.1e} of {largest:.1e}"
+    return None if error <= tolerance * largest else f"{error:.1e} of {largest:.1e}"
 
 
-def _moved_results(source: PortableGraph, inputs: list[Any]) -> list[Tensor]:
-    moved = replace(source, constants=tuple(map(_moved_value, source.constants)))
-    return _results(function_of(graph_of(moved)), [*map(_moved_value, inputs)])
+def _moved_results(source: PortableGraph, inputs: list[Any], by: float) -> list[Tensor]:
+    def moved(value: Any) -> Any:
+        return _moved_value(value, by)
+
+    changed = replace(source, constants=tuple(map(moved, source.constants)))
+    return _results(function_of(graph_of(changed)), [*map(moved, inputs)])
 
 
-def _moved_value(value: Any) -> Any:
-    """The value; elements of a tensor of fractions are a little nearer to zero, so that none overflows."""
+def _moved_value(value: Any, by: float) -> Any:
+    """The value; elements of a tensor of fractions are a little nearer to zero, so that none overflows.
+
+    Whole numbers stay: of masks and positions, next ones would be others.
+    """
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.element_size() == 1:
         return value
-    return value * (1 - MOVED * torch.rand_like(value))
+    return value if torch.equal(value, value.round()) else value * (1 - by * torch.rand_like(value))
