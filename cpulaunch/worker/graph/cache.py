@@ -214,6 +214,8 @@ class Captures:
         if self._is_too_early(state, key, call.module) or not lock.acquire(blocking=False):
             return self._postponed(state, eager)
         try:
+            if state.is_settled(key, call):  # By another thread, since this one has looked for a capture.
+                return eager(state.try_submodules)
             return self._make(state, key, call, eager)
         finally:
             lock.release()

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from cpulaunch.worker.graph.capture import Captured
+from cpulaunch.worker.graph.capture import Call, Captured
 from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.reporting.events import report_event
 
@@ -62,6 +62,12 @@ class ModuleState:
         self._pending: dict[Key, tuple[float, float]] = {}
         self._draws = 0
         self._reasons: set[str] = set()
+
+    def is_settled(self, key: Key, call: Call) -> bool:
+        """Whether the call has a capture, or will have none."""
+        if self.finished or key in self.refused or key in self.not_used:
+            return True
+        return any(captured.holds(call) for captured in self.captures.get(key, ()))
 
     def limit_reason(self, limit: int) -> str | None:
         """Why no further signature is captured: captures and failures are limited each; None if none is reached."""

@@ -81,6 +81,37 @@ def test_a_signature_is_captured_at_its_second_call(program) -> None:
     assert run.engine.calls == [(2, 4)]
 
 
+class LateLock:
+    """The lock of captures, for a thread that looks for a capture just before another one makes it, and then locks."""
+
+    def __init__(self, others_call: Callable[[], object]) -> None:
+        self.others_call = others_call
+
+    def acquire(self, *, blocking: bool) -> bool:
+        self.others_call()
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [None, RefusedError("refused"), ValueError("failed")], ids=str)
+def test_what_another_thread_has_captured_meanwhile_is_not_captured_again(program, error) -> None:
+    run = program()
+    run.engine.error = error
+    run.call(2)
+    plain = run.captures._capture_lock
+
+    def others_call() -> None:
+        run.captures._capture_lock = plain
+        run.call(2)
+
+    run.captures._capture_lock = LateLock(others_call)
+    torch.testing.assert_close(run.call(2), run.model(torch.ones(2, 4)))
+    assert run.engine.calls == [(2, 4)]
+    assert run.captures.usage.modules == (error is None)
+
+
 def test_calls_that_prepare_something_are_counted(program) -> None:
     """A first call, the capture and the call that verifies it; not those that only run the graph."""
     run = program()
