@@ -15,7 +15,10 @@ from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.graph.capture import Call, Captured, check, preserved_random_state
 from cpulaunch.worker.graph.dynamo import others_draws_kept
 from cpulaunch.worker.graph.precision import Precision, widened
+from cpulaunch.worker.graph.weights import Weights
 from cpulaunch.worker.process.compile_cache import keep_headers
+from cpulaunch.worker.tensors.mutation import storage_of
+from cpulaunch.worker.tensors.owners import owned
 
 NO_CURRENT_FOLDER = "import sys\nsys.path[:] = [each for each in sys.path if each]\n"
 
@@ -30,6 +33,22 @@ def _probe_without_current_folder() -> None:
     with suppress(AttributeError):
         if not isa._avx_py_load.startswith(NO_CURRENT_FOLDER):
             isa._avx_py_load = NO_CURRENT_FOLDER + isa._avx_py_load
+
+
+def _loaded_code() -> list[types.ModuleType]:
+    """The modules of compiled code, which torch keeps with their constants as long as the process lives.
+
+    Source: torch 2.13, torch/_inductor/codecache.py, PyCodeCache.modules.
+    """
+    return list(getattr(codecache.PyCodeCache, "modules", ()))
+
+
+def _count_constants(code: list[types.ModuleType], weights: Weights) -> None:
+    """Effect: constants of compiled code in the memory of the weights are cpulaunch's."""
+    memory = set(map(storage_of, weights.tensors)) - {0}
+    for value in [value for each in code for value in vars(each).values()]:
+        if isinstance(value, torch.Tensor) and storage_of(value) in memory:
+            owned(value)
 
 
 def _template(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,12 +71,12 @@ class Compiler:
             inductor.freezing = True
             self._options |= {"mode": settings.compile_mode} if settings.compile_mode else {}
 
-    def capture(self, call: Call, eager: Any) -> Captured:
+    def capture(self, call: Call, eager: Any, weights: Weights) -> Captured:
         """The compiled call, compared with its eager result. It is valid for any call: Dynamo checks its own guards.
 
         Raises: MismatchError, and any error of the compiler.
         """
-        started = time.perf_counter()
+        started, loaded = time.perf_counter(), len(_loaded_code())
         # A new code object: Dynamo must not reuse what it compiled for other weights.
         function = types.FunctionType(_template.__code__.replace(co_name="compiled_call"), globals())
         compiled = torch.compile(function, dynamic=False, **self._options)
@@ -65,7 +84,10 @@ class Compiler:
         with preserved_random_state(), others_draws_kept(), ExitStack() as contexts:
             low = self._precision.enter(contexts, call.module).low
             contexts.close()
-            error = check(eager, run(call), low_precision=low)
+            try:
+                error = check(eager, run(call), low_precision=low)
+            finally:
+                _count_constants(_loaded_code()[loaded:], weights)
         return Captured(
             run=run,
             holds=lambda other: True,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.worker.fusion.trials import Trials
 from cpulaunch.worker.graph.cache import Captures
-from cpulaunch.worker.graph.capture import Call, Captured, capture
+from cpulaunch.worker.graph.capture import capture
 from cpulaunch.worker.graph.onednn import after_fork
 from cpulaunch.worker.graph.precision import Precision
-from cpulaunch.worker.graph.weights import Weights
 
 
 def captures(settings: TorchSettings, precision: Precision) -> Captures:
@@ -25,9 +23,4 @@ def captures(settings: TorchSettings, precision: Precision) -> Captures:
         return made
     from cpulaunch.worker.graph.compiled import Compiler
 
-    compiler = Compiler(settings, precision)
-
-    def engine(call: Call, eager: Any, weights: Weights) -> Captured:
-        return compiler.capture(call, eager)
-
-    return Captures(settings, engine)
+    return Captures(settings, Compiler(settings, precision).capture)
