@@ -80,6 +80,7 @@ class LineSampler:
             frame = sys._current_frames().get(self._activity.thread) if self._is_alive() else None
             if frame is not None and len(self._counts) < MOST_PLACES and not self._stop.is_set():
                 self._counts[self._place(frame)] += 1
+            del frame  # Until the next look it would keep what the frame's function has been called with.
 
     def _is_alive(self) -> bool:
         """Whether the measured thread has not ended: its identifier may then be that of another one."""

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -25,8 +26,19 @@ from cpulaunch.worker.diagnosis.activity import Activity
 from cpulaunch.worker.diagnosis.sampler import LineSampler
 from cpulaunch.worker.diagnosis.session import Session
 from cpulaunch.worker.diagnosis.window import OTHER_PROFILER, ProfilerWindow
+from tests.launch.launching import eventually
 
 CALLS = 3000
+
+
+@pytest.fixture(autouse=True)
+def samplers(monkeypatch):
+    """The samplers of a test, which end with it: they would look at the frames of later ones."""
+    made = []
+    monkeypatch.setattr(sessions, "LineSampler", lambda activity: made.append(LineSampler(activity)) or made[-1])
+    yield
+    for each in made:
+        each.stop()
 
 
 @pytest.fixture
@@ -273,6 +285,36 @@ def test_a_call_while_another_thread_is_chosen_does_not_count(session, monkeypat
     monkeypatch.setattr(session, "_restart", calls_a_module)
     in_a_thread(session, 3)
     assert (calls, session._seen, session._marker.kind) == ([0], 0, "")
+
+
+def test_the_sampler_keeps_nothing_that_a_function_has_held():
+    """Activations of the program would stay in memory, and weights in use."""
+    activity, kept, done, left = Activity(), [], threading.Event(), []
+    sampler = LineSampler(activity)
+
+    def measured():
+        held = torch.ones(4)
+        kept.append(weakref.ref(held))
+        activity.measure_this_thread()
+        sampler.start()
+        done.wait()
+
+    class Stop(threading.Event):
+        def wait(self, timeout=None):
+            if not sampler._counts:
+                return super().wait(timeout)
+            done.set()
+            thread.join()
+            left.append(kept[0]())
+            return True
+
+    sampler._stop, thread = Stop(), threading.Thread(target=measured)
+    thread.start()
+    try:
+        eventually(lambda: left, "a look at the function")
+    finally:
+        done.set()
+    assert left == [None]
 
 
 def samples_in(generator):
