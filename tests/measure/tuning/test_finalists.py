@@ -79,8 +79,9 @@ def test_seconds_are_better_when_fewer():
     assert math.isclose(result.winner.estimate.ratio, 1.25, rel_tol=0.01)
 
 
-def test_nothing_is_claimed_of_what_is_not_shown():
-    result, _ = final(rates(10, 10, 9))
+@pytest.mark.parametrize("values", [rates(10, 10, 9), lambda configuration, number: Sample(value=10.0, seconds=1.0)])
+def test_nothing_is_claimed_of_what_is_not_shown(values):
+    result, _ = final(values)
     assert result.winner is None
 
 
