@@ -287,15 +287,13 @@ def test_a_failure_is_one_where_a_program_has_removed_the_scripts_files(path: st
     assert done.returncode == 3
 
 
-EXCHANGE_LATER = """
-import os, sys
+EXCHANGE_LATER = f"""{PIPE_OF_SCRIPT}
+script, FOLDER = os.getppid(), os.path.dirname(sys.argv[-1])
 pid = os.fork()
 if pid == 0:
-    import time
-    folder = os.path.dirname(sys.argv[-1])
-    while not (os.path.exists(RUNNING) and os.path.exists(folder + "/alive")):
+    folder = FOLDER
+    while not (os.path.exists(RUNNING) and has_opened_its_pipe(script)):
         time.sleep(0.01)
-    time.sleep(0.5)  # The script opens it.
     os.rename(folder, folder + ".moved")
     os.mkdir(folder)
     open(folder + "/first", "w").write("42\\n")

@@ -36,7 +36,7 @@ touch "$2"
 
 def test_what_another_process_writes_to_the_output_on_and_on_does_not_hold_the_end():
     """Here the test itself does, each time that something was read."""
-    end, opened = time.monotonic() + 10, []
+    end, opened = time.monotonic() + 30, []
 
     def write_on(data):
         if not opened:

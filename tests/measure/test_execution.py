@@ -240,12 +240,15 @@ LEAVES_A_CHILD = """
 
 
 @SIDES
-@pytest.mark.parametrize(("stays", "limit"), [(0, 120), (1000, 8)], ids=["ends", "hangs"])
-def test_nothing_that_it_started_is_left(sample, tmp_path, side, stays, limit):
+@pytest.mark.parametrize(("stays", "limits"), [(0, [120]), (1000, [8, 32, 128])], ids=["ends", "hangs"])
+def test_nothing_that_it_started_is_left(sample, tmp_path, side, stays, limits):
     told = tmp_path / "pids"
-    found = sample(LEAVES_A_CHILD, side, str(told), str(stays), limit=limit)
+    for limit in limits:  # A busy machine may take longer than the first to start it.
+        found = sample(LEAVES_A_CHILD, side, str(told), str(stays), limit=limit)
+        if told.exists():
+            break
     assert (found.failure is None) == (stays == 0), found.failure
-    assert stays == 0 or "still running after 8 s" in found.failure
+    assert stays == 0 or f"still running after {limit} s" in found.failure
     assert not any(alive(int(pid)) for pid in told.read_text().split())
 
 

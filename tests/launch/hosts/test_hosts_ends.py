@@ -11,6 +11,7 @@ import pytest
 from cpulaunch.launch.process.processes import is_child
 from cpulaunch.system.files.shared_memory import REGISTERED, SHARED_FOLDER
 from cpulaunch.system.libc import is_linux
+from tests.launch.launching import eventually
 
 pytestmark = [
     pytest.mark.torch,
@@ -50,8 +51,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period_and_leaves
     )
     ranks._start()  # Without torch's handlers of signals.
     pids = ranks.pids()
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.01)
+    eventually((tmp_path / "ready").exists, "a rank that ignores SIGTERM")
     begun = time.monotonic()
     failures = ranks.wait(period=0.01).failures
     seconds = time.monotonic() - begun

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux onl
 SLACK_SECONDS = 20.0
 """For a busy machine; a launch that hangs does so for minutes."""
 
-FAILING = "import sys, time; time.sleep(0.5); sys.exit(3)"
+FAILING = "import os, sys; os.mkdir('failing'); sys.exit(3)"
 
 
 @pytest.fixture
@@ -53,8 +52,9 @@ def children(pid):
         return [int(each) for each in file.read().split()]
 
 
-def test_a_signal_ends_a_launch_whose_messages_are_not_read(started):
+def test_a_signal_ends_a_launch_whose_messages_are_not_read(started, tmp_path):
     launch = started(FAILING)
+    eventually((tmp_path / "failing").exists, "the worker")
     with pytest.raises(subprocess.TimeoutExpired):  # The supervisor has to say which worker failed.
         launch.wait(timeout=2)
     launch.send_signal(signal.SIGTERM)
@@ -85,16 +85,14 @@ def test_a_signal_after_a_failure_ends_a_launch_whose_messages_are_not_read(star
     assert launch.wait(timeout=SLACK_SECONDS) == 3
 
 
-def test_nothing_is_left_of_a_killed_launch_whose_messages_are_not_read(started):
+def test_nothing_is_left_of_a_killed_launch_whose_messages_are_not_read(started, tmp_path):
     launch = started(FAILING)
-    time.sleep(2)
+    eventually((tmp_path / "failing").exists, "the worker")
     (inner,) = children(launch.pid)
-    left = [inner, *children(inner)]
+    (supervisor,) = children(inner)
+    eventually(lambda: not children(supervisor), "the end of the worker")
     launch.kill()
-    deadline = time.monotonic() + SLACK_SECONDS
-    while any(map(alive, left)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(alive, left))
+    eventually(lambda: not any(map(alive, (inner, supervisor))), "the end of all")
 
 
 TRACING = """

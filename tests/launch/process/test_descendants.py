@@ -39,6 +39,7 @@ def test_children_and_their_children_are_killed_and_no_others():
     from cpulaunch.launch.process.descendants import kill_descendants
     from cpulaunch.system.libc import adopt_orphans
     adopt_orphans()
+    read, write = os.pipe()
     spared = os.fork()
     if spared == 0:
         time.sleep(600)
@@ -46,8 +47,9 @@ def test_children_and_their_children_are_killed_and_no_others():
         os.setsid()
         if os.fork() == 0:
             os.setsid()
+            os.write(write, b"1")
         time.sleep(600)
-    time.sleep(0.2)
+    os.read(read, 1)
     kill_descendants(frozenset({spared}))
     print([os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(2)], os.waitpid(spared, os.WNOHANG))
     os.kill(spared, 9)

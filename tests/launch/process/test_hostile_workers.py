@@ -201,14 +201,21 @@ def test_the_run_directory_is_named_where_it_cannot_be_removed(launcher, namespa
     assert f"warning: cannot remove the files of this run: {tmp}/{os.listdir(tmp)[0]}\n" in outcome.error
 
 
+def is_pending(number, pid):
+    """Whether a signal to the process has not been received yet. Source: proc_pid_status(5), ShdPnd."""
+    with open(f"/proc/{pid}/status") as file:
+        (pending,) = (int(line.split()[1], 16) for line in file if line.startswith("ShdPnd:"))
+    return bool(pending >> (number - 1) & 1)
+
+
 def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
     if not may_trace():
         pytest.skip("may not trace its parent")
     process = launcher.start(hostile(HOSTILE["traces the supervisor"]), grace_seconds=600, log_dir="logs")
     worker = launcher.pid("ready")
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    eventually(lambda: not is_pending(signal.SIGINT, process.pid), "the receipt of the first one")
+    process.send_signal(signal.SIGINT)
     assert process.wait() == 128 + signal.SIGINT
     assert not alive(worker)
     assert b"the supervisor did not read signal 2 in time" in process.stderr.read()
@@ -358,7 +365,7 @@ while os.path.exists(f"/proc/{gentle}"):
     time.sleep(0.005)
 for _ in range(200):
     open("/proc/sys/kernel/ns_last_pid", "w").write(str(gentle - 1))
-    innocent = subprocess.Popen(["sleep", "30"])
+    innocent = subprocess.Popen(["sleep", "600"])
     if innocent.pid == gentle:
         break
     innocent.kill()

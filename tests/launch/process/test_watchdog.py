@@ -176,10 +176,11 @@ def test_a_supervisor_is_asked_until_it_has_finished(soon):
             asked.append(number)
             if asked[1:] == [bytes([QUESTION])] * 3:
                 stop_writing(read)
+                threading.Timer(1.5, signal.pthread_kill, (guard, signal.SIGUSR2)).start()
 
+    guard = threading.get_ident()
     supervisor = threading.Thread(target=answer)
     supervisor.start()
-    threading.Timer(2.0, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR2)).start()
     assert dog.next_signal(NEVER) == signal.SIGUSR2
     dog.forward(signal.SIGUSR1)
     supervisor.join()

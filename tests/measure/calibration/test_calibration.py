@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +33,7 @@ from cpulaunch.records.host import (
 )
 from cpulaunch.records.record import replace
 from tests import json_output
+from tests.launch.launching import eventually
 
 ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 LIBRARIES = (
@@ -134,11 +134,12 @@ def test_a_disturbed_process_is_repeated_and_no_other_one() -> None:
 def test_what_others_do_meanwhile_is_a_reason() -> None:
     cpus = frozenset(os.sched_getaffinity(0))
     budget = Budget(cpus=cpus, threads=len(cpus), limited_by="")
-    spin = "import time; end = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
     watch = DisturbanceWatch(budget)
-    with subprocess.Popen([sys.executable, "-c", spin]):
-        time.sleep(0.9)
-        assert any("other processes used" in each for each in watch.reasons())
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            eventually(lambda: any("other processes used" in each for each in watch.reasons()), "a reason")
+        finally:
+            other.kill()
 
 
 @pytest.mark.parametrize("disturbed", [False, True])

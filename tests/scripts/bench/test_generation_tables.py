@@ -4,12 +4,13 @@ import argparse
 import importlib.util
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import llama_shape
+import pacing
 import pytest
 from generation_pacing import measure
 from generation_tables import TYPES, compare, format_samples, limit
@@ -58,23 +59,32 @@ def test_every_variant_has_a_type() -> None:
     assert set(VARIANTS) <= set(TYPES)
 
 
-def test_decoding_leaves_out_the_first_token(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A function that lets so many seconds pass, by the clock of the measurement."""
+    passed = [0.0]
+    monkeypatch.setattr(pacing, "time", SimpleNamespace(perf_counter=lambda: sum(passed)))
+    return passed.append
+
+
+def test_decoding_leaves_out_the_first_token(take: Callable[[float], None], capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[int, int]] = []
     options = argparse.Namespace(seconds=0.0, warmup_seconds=0.0, rendezvous=None, copies=1)
 
     def generate(prompt: int, tokens: int) -> None:
         calls.append((prompt, tokens))
-        time.sleep(tokens * 1e-4)
+        take(tokens * 1e-4)
 
     measure(generate, options)
     assert set(calls) == {(64, 48), (64, 1), (256, 1)}
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["decode", "prefill"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["llama: 10000.00 tokens/s decode", "llama: 2560000.00 tokens/s prefill"]
 
 
-def test_a_window_in_which_noise_hides_decoding_is_an_error() -> None:
+def test_a_window_in_which_noise_hides_decoding_is_an_error(take: Callable[[float], None]) -> None:
     options = argparse.Namespace(seconds=0.0, warmup_seconds=0.0, rendezvous=None, copies=1)
     with pytest.raises(SystemExit, match="too much noise"):
-        measure(lambda prompt, tokens: time.sleep(0.01 if tokens == 1 else 0.001), options)
+        measure(lambda prompt, tokens: take(0.01 if tokens == 1 else 0.001), options)
 
 
 @pytest.fixture

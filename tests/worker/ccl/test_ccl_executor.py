@@ -868,12 +868,12 @@ def test_a_wait_is_not_ended_by_what_callbacks_take(monkeypatch):
     monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.05)
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: (1, 1), notify_others=lambda: None)
     started, gate = threading.Event(), threading.Event()
-    work = one.submit(lambda: started.wait(SECONDS), 0.5)
+    work = one.submit(lambda: started.wait(SECONDS), 2.0)
     work.get_future().add_done_callback(lambda _: gate.wait(SECONDS))
     started.set()
     while not work.is_completed():
         threading.Event().wait(0.001)
-    threading.Timer(1.5, gate.set).start()
+    threading.Timer(2.5, gate.set).start()
     assert work.wait()
     assert one.broken is None
 
@@ -915,7 +915,7 @@ def test_a_job_that_ends_by_itself_is_awaited_for_as_long_as_it_takes():
 def test_the_time_of_earlier_works_does_not_count(monkeypatch):
     monkeypatch.setattr("cpulaunch.worker.ccl.works.work.POLL_SECONDS", 0.3)
     one = GroupQueue(Executor(may_hang=True), lost_peer=lambda: None, notify_others=lambda: None)
-    works = [one.submit(lambda: threading.Event().wait(0.4), 0.9) for _ in range(4)]
+    works = [one.submit(lambda: threading.Event().wait(0.8), 2.9) for _ in range(4)]
     assert works[-1].wait()
 
 

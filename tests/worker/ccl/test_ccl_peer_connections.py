@@ -152,7 +152,7 @@ def test_rank_zero_fails_after_the_timeout_if_a_rank_is_missing():
 def test_connected_ranks_are_disconnected_if_another_is_missing():
     (first, second, _), members = bound(3)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(first.connect, members, 1)
+        waiting = pool.submit(first.connect, members, 3)
         second.connect(members, SECONDS)
         assert eventually_lost(second) == (0, os.getpid())
         with pytest.raises(PeerLostError):
@@ -181,7 +181,7 @@ def strangers(attack):
                     os.setresuid(UID, UID, UID)
                 keep = attack(address)
                 os.write(started, b"x")
-                for _ in range(SECONDS * 10):
+                for _ in range(SECONDS * 100):
                     for connection in keep:
                         with suppress(OSError):
                             connection.send(b"x")
@@ -215,7 +215,7 @@ def test_strangers_do_not_delay_the_ranks(attack):
     start = time.monotonic()
     try:
         assert [connections.lost_peer() for connections in opened(3, before)] == [None, None, None]
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < SECONDS
     finally:
         for pid in attackers:
             os.kill(pid, signal.SIGKILL)
@@ -242,7 +242,7 @@ def test_a_stranger_that_drips_does_not_extend_the_timeout():
             waiting = pool.submit(first.connect, members, 1.5)
             before(members[0][:2])
             assert isinstance(waiting.exception(), PeerLostError)
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 3 * SECONDS
     finally:
         for pid in attackers:
             os.kill(pid, signal.SIGKILL)

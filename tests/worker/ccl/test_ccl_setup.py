@@ -241,14 +241,14 @@ def test_a_rank_that_never_joins_is_named_as_a_timeout():
         setup.join_memory(dist.HashStore(), rank=0, size=2, seconds=0.2)
 
 
-def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_within_a_second(tmp_path):
+def test_a_failed_set_up_of_one_rank_is_an_error_in_the_others_long_before_the_timeout(tmp_path):
     """Otherwise they would wait for it until gloo's timeout."""
     store = dist.FileStore(str(tmp_path / "store"), 2)
     threading.Timer(0.2, lambda: dist.FileStore(str(tmp_path / "store"), 2).set(FAILURE_KEY, "rank 1: no")).start()
     started = time.monotonic()
     with pytest.raises(CclError, match="the group cannot be created: rank 1: no"):
-        open_gloo(store, 0, 2, timedelta(seconds=5))
-    assert time.monotonic() - started < 1.2
+        open_gloo(store, 0, 2, timedelta(seconds=4 * SECONDS))
+    assert time.monotonic() - started < 2 * SECONDS
     # A thread that still waited in gloo ended the process with SIGABRT if it woke while the interpreter shut down.
     assert "gloo set-up" not in [thread.name for thread in threading.enumerate()]
 
