@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 
-SECONDS, NO_FUSE = 15, 77
+SECONDS, NO_FUSE = 60, 77
 
 
 def beside_unanswered(point, code):

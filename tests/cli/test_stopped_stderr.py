@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from cpulaunch.system.libc import is_linux
+from tests.launch.launching import DEADLINE_SECONDS
 
 needs_proc = pytest.mark.skipif(not is_linux(), reason="a process finds those above it through /proc")
 
@@ -60,7 +61,7 @@ def measured(command, options, program, tmp_path):
         stderr=(full := full_pipe())[1],
     )
     try:
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=DEADLINE_SECONDS)
     finally:
         process.kill()
         for fd in full:
