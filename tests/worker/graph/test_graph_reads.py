@@ -296,7 +296,7 @@ def test_random_numbers_that_another_thread_draws_are_not_repeated(plugin: Plugi
     model, value, drawn, ended = Net().eval(), torch.randn(4, 16), [], threading.Event()
 
     def draw() -> None:
-        while not ended.wait(0.01):
+        while not ended.wait(0.05):
             drawn.append(tuple(torch.rand(4).tolist()))
 
     def is_captured() -> bool:
