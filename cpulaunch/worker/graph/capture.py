@@ -16,6 +16,7 @@ from cpulaunch.records.record import record
 from cpulaunch.worker.fusion.portable import Function
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.trials import Trials
+from cpulaunch.worker.graph.dynamo import enters_autocast
 from cpulaunch.worker.graph.onednn import Frozen, UnboundedError, compile_graph, freeze
 from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.silent_logging import are_silent
@@ -27,7 +28,7 @@ from cpulaunch.worker.tensors.mutation import random_state, restore_random_state
 from cpulaunch.worker.tensors.pytree import Spec, UnknownStructureError, flatten, rebuild, without_constants
 
 RECURRENT = re.compile(r" = aten::(?:lstm|gru|rnn_tanh|rnn_relu)\(")
-"""Layers that cast their operands for each of their products in autocast, which a trace does not show."""
+"""Layers whose operands autocast converts for each of their products, which a trace does not show."""
 
 
 class MismatchError(Exception):
@@ -190,8 +191,8 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, tri
         enter_precision,
         replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
     )
-    if mode[0].low and RECURRENT.search(frozen.graph.text):
-        raise RefusedError("it has recurrent layers, which autocast reaches inside only")
+    if (mode[0].low or enters_autocast(traced.graph)) and RECURRENT.search(frozen.graph.text):
+        raise RefusedError("autocast converts tensors inside its recurrent layers, which a trace does not show")
     left_out = frozen.safeguards.left_out
     return _Prepared(
         traced=traced,

@@ -127,6 +127,14 @@ def lost_effect(graph: torch.fx.GraphModule) -> str:
     return ""
 
 
+def enters_autocast(graph: torch.fx.GraphModule) -> bool:
+    """Whether the traced call itself computes some of its operations in autocast."""
+    parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes if node.op == "call_function"]
+    entered = [node.args for node in nodes if getattr(node.target, "__name__", "") == "_enter_autocast"]
+    return any(device == "cpu" and enabled for device, _, enabled, *_ in entered)
+
+
 def _is_for_its_effect(schema: Any, *, is_used: bool) -> bool:
     """Whether an operator is called for something else than its result or what it writes to tensors."""
     if schema.is_mutable or (is_used and schema.returns):

@@ -309,11 +309,11 @@ def _mutation(item: Any) -> Any:
 def _is_restored(item: Any, effects: Any) -> bool:
     """Whether the object has its old values again, as after code that sets a flag and resets it."""
     stored = effects.store_attr_mutations.get(item) or effects.store_attr_mutations.get(_mutation(item))  # torch 2.5
-    value = getattr(item, "value", None)
     base = getattr(item, "is_base_vt_modified", None)
-    if not stored or value is None or (base is not None and base(effects)):
+    if not stored or (base is not None and base(effects)):
         return False
-    return all(
+    value = getattr(item, "value", None)  # Of a list of tensors, it raises an error.
+    return value is not None and all(
         new.is_python_constant() and _same(vars(value).get(name, stored), new.as_python_constant())
         for name, new in stored.items()
     )

@@ -124,3 +124,33 @@ def test_with_bf16_the_parts_around_the_layer_are_captured(tmp_path: Path, name:
             close((outputs, states), (right, expected), tolerance=0.05)
         assert "recurrent layers" in plugin.reasons()
         assert plugin.captured() == ["Sequential"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_where_the_model_enters_autocast_around_the_layer_its_parts_are_captured(plugin: Plugin, kind: Any) -> None:
+    class Mixed(Tagger):
+        def forward(self, value: Tensor, enabled: bool) -> Any:
+            value = self.first(value)
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                outputs, _ = self.layer(value)
+            return self.last(outputs.float()), outputs
+
+    model = Mixed(kind(SIZE, HIDDEN), HIDDEN).eval()
+    for enabled in (False, True):
+        for _ in range(4):
+            value = torch.randn(4, 7, SIZE)
+            close(model(value, enabled), plugin.eager(model, value, enabled))
+    assert plugin.captured() == ["Mixed", "Sequential"]
+    assert "different result" not in plugin.reasons()
+
+
+def test_a_layer_with_normalized_weights_has_a_reason_that_can_be_understood(plugin: Plugin) -> None:
+    """Such a layer replaces a weight in its list at each call."""
+    with pytest.warns(FutureWarning):
+        layer = nn.utils.weight_norm(nn.LSTM(SIZE, HIDDEN), "weight_hh_l0")
+    model = Tagger(layer, HIDDEN).eval()
+    for _ in range(4):
+        value = torch.randn(4, 7, SIZE)
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Sequential"]
+    assert plugin.reasons().startswith("it changes the module's layer")
