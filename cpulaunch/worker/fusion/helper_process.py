@@ -47,10 +47,11 @@ CHUNK_BYTES = 1 << 20
 START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
 
-
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS, SHORT_PATIENCE_SECONDS = 10.0, 2.0
 """For how long the helper waits for CPUs that are idle. A program that keeps all of its CPUs busy for longer is likely
-to run for long enough to gain by the graph what the helper takes from it then."""
+to run for long enough to gain by the graph what the helper takes from it then. The short one is for a program that is
+started again and gains by it each time; if it leaves CPUs idle, it must not be slowed all the same.
+"""
 
 STARVED = b"starved"
 

@@ -20,6 +20,7 @@ from cpulaunch import __version__
 from cpulaunch.worker.fusion.exclusion import everything, has_foreign_operations
 from cpulaunch.worker.fusion.helper_process import (
     PATIENCE_SECONDS,
+    SHORT_PATIENCE_SECONDS,
     HelperEndedError,
     HelperProcess,
     HelperStarvedError,
@@ -126,7 +127,7 @@ class Trials:
         while True:
             try:
                 if self._helper is None and _is_asked_again(self._folder, request.key):
-                    self._patience = 0.0
+                    self._patience = min(self._patience, SHORT_PATIENCE_SECONDS)
                 helper = self._started()
                 if request.key not in self._asked:
                     helper.send(encode_request(request, described))
@@ -189,7 +190,7 @@ def _is_asked_again(folder: str, key: str) -> bool:
     """Whether a process that was there before this one has asked for the graph, too.
 
     A program that is started again and again gains by the graph each time, but may never run for long enough to wait
-    for it patiently. Effect: notes that the graph is asked for.
+    for idle CPUs. Effect: notes that the graph is asked for.
     """
     with suppress(UnusableError):  # The helper says so.
         return first_request(folder, key) < int(STARTED)
