@@ -21,7 +21,8 @@ from contextlib import suppress
 LEAST_PRIORITY, LOW_PRIORITY = 19, 5
 """Nice values. At 5, a thread gets a quarter of a CPU on which another thread of ordinary priority always runs.
 
-A lower share would cost the program as much in all, because its threads wait for the slowest one, only later.
+With a lower share, the program would lose as much time in all, as its threads wait for the slowest of them, and would
+have its graphs later.
 Source: kernel/sched/core.c, sched_prio_to_weight.
 """
 

@@ -61,8 +61,8 @@ LOW_ROUNDING = Rounding(tolerance=0.1, moved=2.0**-8)
 """The latter for graphs that compute in bf16 or fp16."""
 
 SLOWER, UNCERTAIN_SECONDS, FAR_BEYOND = 2.0, 0.01, 2.0
-"""A graph is much slower than unfused if its calls take so many times as long and so many seconds more: all of them,
-unless one is so many times beyond that.
+"""A graph is much slower than unfused if the shortest of its calls takes longer than so many times an unfused one and
+so many seconds more. Calls beyond that are timed again, unless the shortest takes so many times as long even so.
 
 Seen with torch 2.13: the product of attention in CaiT, whose operand is permuted, takes 150 ms instead of 1. A worker
 measures more closely.
