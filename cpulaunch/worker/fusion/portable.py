@@ -92,7 +92,12 @@ def _keep_number_results(graph: Any) -> None:
 
 
 def _split_lists(graph: Any) -> None:
-    """Effect: constant lists of tensors become lists of constants, because a list has no text that can be parsed."""
+    """Effect: constant lists of tensors become lists of constants, because a list has no text that can be parsed.
+
+    Where the graph writes to tensors, those that it takes out of such a list are copied first, as the parts of the
+    product with a GRUCell's zeros.
+    """
+    is_writing = _writes(graph)
     for node in graph.findAllNodes("prim::Constant"):
         if node.mustBeNone() or node.output().type().kind() != "ListType":
             continue
@@ -101,6 +106,8 @@ def _split_lists(graph: Any) -> None:
             continue
         with graph.insert_point_guard(node):
             values = [graph.insertConstant(item) for item in items]
+            if is_writing and any(use.user.kind() == "prim::ListUnpack" for use in node.output().uses()):
+                values = [graph.insert("aten::clone", [value]) for value in values]
         new = graph.create("prim::ListConstruct", values, 1)
         new.insertBefore(node)
         new.output().setType(node.output().type())

@@ -154,3 +154,25 @@ def test_a_layer_with_normalized_weights_has_a_reason_that_can_be_understood(plu
         close(model(value), plugin.eager(model, value))
     assert plugin.captured() == ["Sequential"]
     assert plugin.reasons().startswith("it changes the module's layer")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_a_cell_that_begins_with_zeros_is_captured(plugin: Plugin, kind: Any) -> None:
+    """It writes to what TorchScript takes for constant: products with zeros."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cell = nn.Linear(SIZE, SIZE), kind(SIZE, HIDDEN)
+
+        def forward(self, value: Tensor) -> Any:
+            states = None
+            for part in torch.relu(self.first(value)).unbind():
+                states = self.cell(part, states)
+            return states
+
+    model = Steps().eval()
+    for _ in range(4):
+        value = torch.randn(3, 4, SIZE)
+        close(model(value), plugin.eager(model, value))
+    assert plugin.captured() == ["Steps"]
