@@ -46,8 +46,8 @@ def search(
     """The smallest set found of operations to leave out, whole groups at a time; at least those `known`.
 
     `groups` are operations that are alike, in the order of the graph. `kin`: a group with the others in the same place,
-    which are left out too if that is enough: to find each of them takes many attempts. `attempt` may raise
-    ExhaustedError.
+    which are left out too if that is enough and leaves something to fuse: to find each of them takes many attempts.
+    `attempt` may raise ExhaustedError.
     """
     works: frozenset[int] | None = None
     left_out = known
@@ -66,7 +66,7 @@ def search(
             left_out |= culprit
             reason = attempt(left_out)
             wider = left_out | kin(culprit)
-            if reason is not None and wider > left_out and attempt(wider) is None:
+            if reason is not None and left_out < wider < everything and attempt(wider) is None:
                 return TrialOutcome(left_out=wider)
     except ExhaustedError as error:
         if works is None:

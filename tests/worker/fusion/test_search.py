@@ -54,6 +54,7 @@ def test_all_in_the_same_place_are_left_out_once_one_is_found_and_others_fail() 
     assert len(attempts) < 10
     assert searched(4, kin=even) == {4, 5}  # Nothing else need be left out.
     assert searched(4, 7, 20, kin=even) == {4, 5, 6, 7, 20, 21} | even  # Something else fails, too.
+    assert searched(4, 20, kin=frozenset(range(40))) == {4, 5, 20, 21}  # Otherwise nothing would be fused.
 
 
 def test_what_is_known_stays_left_out() -> None:
