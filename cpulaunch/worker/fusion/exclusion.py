@@ -30,6 +30,11 @@ FUSIBLE = frozenset(
 )
 """Operations that oneDNN Graph, or the passes of torch that prepare its graphs, may replace."""
 
+PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("conv2d", "_convolution", "convolution", "addmm", "mm", "bmm", "matmul", "linear")
+)
+"""Those of them that take most of the time."""
+
 FLOATS = ("float32", "bfloat16")
 
 
@@ -196,13 +201,15 @@ def _observe(graph: Any) -> list[list[int]]:
 def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     """Per operation a text of its kind, shapes and types, and one of its kind and of what its operands are.
 
-    And the positions of those with types that are not fused, or with operands laid out in another way than the result.
+    The latter differs for each product, of which none is to be left out because of another. And the positions of those
+    with types that are not fused, or with operands laid out in another way than the result.
     """
     graph = graph_of(source)
     operations = fusible(graph)
     unread = misread(graph)
     names = [node.kind() for node in operations]
-    operands = [" ".join([node.kind(), *(value.node().kind() for value in node.inputs())]) for node in operations]
+    sources = [" ".join([node.kind(), *(value.node().kind() for value in node.inputs())]) for node in operations]
+    operands = [str(place) if names[place] in PRODUCTS else text for place, text in enumerate(sources)]
     observed = _observe(graph)
     with torch.no_grad():
         tensors = function_of(graph)(*inputs)

@@ -21,7 +21,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.fusion import trial as trial_module  # noqa: E402
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
-from cpulaunch.worker.fusion.exclusion import fusible, leave_out  # noqa: E402
+from cpulaunch.worker.fusion.exclusion import PRODUCTS, fusible, leave_out, observed_kinds  # noqa: E402
 from cpulaunch.worker.fusion.helper import LEAST_PRIORITY, LOW_PRIORITY, wanted_and_had  # noqa: E402
 from cpulaunch.worker.fusion.helper_process import (  # noqa: E402
     HelperEndedError,
@@ -856,3 +856,16 @@ def test_operations_in_the_place_of_one_that_fails_are_left_out_together(monkeyp
     assert outcome.refusal is None
     assert (outcome.left_out, len(expected)) == (expected, 4)
     assert trial._attempts <= 9  # 18 to find each of them.
+
+
+def test_products_are_left_out_one_by_one() -> None:
+    """They take most of the time: one that cannot be fused says little about the others."""
+    value = torch.randn(8, 16)
+    graph = frozen(lambda x: torch.tanh(x @ x.mT @ x) + torch.tanh(x @ x.mT) @ x, value)
+    with torch.no_grad():
+        seen = observed_kinds(graph, [value])
+    kinds = [node.kind() for node in fusible(graph_of(graph))]
+    products = [text for kind, text in zip(kinds, seen["operands"], strict=True) if kind in PRODUCTS]
+    others = [text for kind, text in zip(kinds, seen["operands"], strict=True) if kind == "aten::tanh"]
+    assert (len(products), len(set(products))) == (4, 4)
+    assert (len(others), len(set(others))) == (2, 1)
