@@ -15,7 +15,7 @@ from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.control_group import kill_cgroup, remove_cgroup
-from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, unpredictable
+from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_opened, remove_path, unpredictable
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.trust import is_secure, make_secure_folder, secure_path
 from cpulaunch.system.files.writing import create, create_unnamed
@@ -72,7 +72,8 @@ class Remains:
 def make_unique_directory(parent: str, prefix: str) -> str:
     """The absolute path of a new directory in `parent` that only its owner can read. Raises: OSError."""
     path = _unique_path(parent, prefix)
-    os.close(make_folder(path))
+    name, folder = in_run_directory(path)
+    os.close(make_folder(name, folder=folder))
     return path
 
 
@@ -161,13 +162,13 @@ def check_space(folder: str) -> None:
             raise _directory_error(OSError(error.errno, error.strerror, folder)) from None
 
 
-def make_private_path(path: str) -> None:
-    """Effect: makes this directory, which only its owner can read, and locks it until `remove_run_directory`.
+def make_private_path(path: str) -> int:
+    """The descriptor, until `remove_run_directory`, of a directory that only its owner can read.
 
-    Raises: LaunchError. Also if other users can replace it, unless there is no other place, by permissions: a
-    Kubernetes emptyDir may be the only folder that can be written. Places that are full count, as another user may have
-    filled them. What removes old files passes over what is locked; otherwise another user could make the directory
-    again, under its name. Source: tmpfiles.d(5).
+    Effect: makes the directory, and locks it. Raises: LaunchError. Also if other users can replace it, unless there is
+    no other place, by permissions: a Kubernetes emptyDir may be the only folder that can be written. Places that are
+    full count, as another user may have filled them. What removes old files passes over what is locked; otherwise
+    another user could make the directory again, under its name. Source: tmpfiles.d(5).
     """
     try:
         folder = make_folder(path)
@@ -186,7 +187,8 @@ def make_private_path(path: str) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:  # Not every file system has such locks.
-        return
+        return folder
+    return folder
 
 
 def make_spare_folder(environ: Mapping[str, str]) -> str:
@@ -250,7 +252,8 @@ def make_event_files(directory: str, workers: Iterable[int]) -> None:
     """Effect: makes an empty event file for each worker. Raises: LaunchError."""
     try:
         for worker in workers:
-            os.close(create(events_path(directory, worker)))
+            name, folder = in_run_directory(events_path(directory, worker))
+            os.close(create(name, folder=folder))
     except OSError as error:
         raise _directory_error(error) from None
 
@@ -298,4 +301,5 @@ def remove_run_directory(directory: str) -> None:
     """Effect: removes the directory and what is in it, as far as permissions allow, and unlocks it."""
     remove_path(directory)
     if directory in _locked:
+        remove_opened(_locked[directory], folder=os.path.dirname(directory))
         os.close(_locked.pop(directory))

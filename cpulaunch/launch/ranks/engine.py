@@ -15,7 +15,6 @@ from cpulaunch.launch.process.run_directory import (
     choose_private_path,
     make_events_directory,
     make_private_path,
-    make_spare_folder,
     remove_run_directory,
     with_event_files,
 )
@@ -27,7 +26,6 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
-from cpulaunch.system.files.folders import open_own
 from cpulaunch.system.libc import stop_writing
 from cpulaunch.system.signals import ENDING, ending_signals
 
@@ -147,10 +145,8 @@ def _with_directories(run: _RankRun) -> _RankRun:
     Effect: makes the run's directories: after the fork, because then there always is a process to remove them.
     """
     folder = run.folder.path if run.folder.private else None
-    for path in {run.private, folder}:
-        if path is not None:
-            make_private_path(path)
-    return run if folder is None else replace(run, folder=replace(run.folder, fd=open_own(folder)))
+    made = {path: make_private_path(path) for path in {run.private, folder} if path is not None}
+    return run if folder is None else replace(run, folder=replace(run.folder, fd=made[folder]))
 
 
 def _copy_error_file(result: LaunchResult, run: _RankRun) -> None:
@@ -259,11 +255,10 @@ def _with_spare(run: _RankRun, spares: list[str]) -> _RankRun:
 
     Effect: makes it, and adds it to the spares, which stay until the run is over: exceptions in them are read then.
     """
-    if spares and run.folder.fd is not None and not run.folder.kept:
-        os.close(run.folder.fd)
-    spares.append(make_spare_folder(run.environ))
-    folder = run.folder if run.folder.kept else replace(run.folder, path=spares[-1], fd=open_own(spares[-1]))
-    return replace(run, folder=folder, private=spares[-1])
+    path = choose_private_path(run.environ)
+    fd = make_private_path(path)
+    spares.append(path)
+    return replace(run, folder=run.folder if run.folder.kept else replace(run.folder, path=path, fd=fd), private=path)
 
 
 def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restarts: int) -> LaunchResult:

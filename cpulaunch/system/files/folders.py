@@ -150,6 +150,28 @@ def remove_path(path: str) -> None:
     os.close(folder)
 
 
+def remove_opened(fd: int, *, folder: str) -> None:
+    """Effect: removes this user's opened folder, as `remove_path` does, whatever name it has in its parent by now.
+
+    Nothing happens if it is in another one than the folder at this path. Linux only.
+    """
+    try:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+        parent = open_folder(folder)
+    except OSError:
+        return
+    try:
+        found = open_here(name, folder=parent, flags=os.O_DIRECTORY)
+        is_same = os.path.samestat(os.fstat(found), os.fstat(fd))
+        os.close(found)
+        if is_same:
+            remove_folder(name, folder=parent)
+    except OSError:  # It is gone.
+        return
+    finally:
+        os.close(parent)
+
+
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE)
 """Of a look at a path: there is nothing, or no descriptor is left to look with."""
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,14 @@ from cpulaunch.launch.process.run_directory import (
     make_private_path,
     remove_run_directory,
 )
+from cpulaunch.launch.ranks import engine
 from cpulaunch.launch.ranks.files import ERROR_FILE, RunFolder, make_rank_files
 from cpulaunch.launch.supervision.error_file import read_error
 from cpulaunch.measure.diagnosis.folder import FiguresReader, failed_processes, read_failure, read_trace
 from cpulaunch.measure.execution import _read_report
 from cpulaunch.records.torch_settings import FAILED, FIGURES, TRACES, figures_name
 from cpulaunch.system.files.folders import open_own
+from cpulaunch.system.libc import is_linux
 from tests.measure.diagnosis.given import data
 
 EVENT = json.dumps({"event": "metric", "pid": 1, "name": "loss", "value": 2}) + "\n"
@@ -53,6 +56,69 @@ def test_the_events_of_workers_are_read(run: Path, of_ranks: bool) -> None:
     exchange(run)
     report = read_event_file(path)
     assert (report.metrics, report.lost) == ({"loss": 2}, True)
+
+
+@pytest.mark.parametrize("of_ranks", [False, True])
+def test_the_files_for_events_are_made_in_the_directory_of_the_run(run: Path, of_ranks: bool) -> None:
+    exchange(run)
+    if of_ranks:
+        make_events_directory(str(run), [0])
+    else:
+        make_event_files(str(run), [0])
+    assert list(run.iterdir()) == []
+    assert [path.name for path in run.with_name("moved").rglob("*.jsonl")] == ["worker-0.jsonl"]
+
+
+@pytest.mark.parametrize("spare", [False, True], ids=["", "where the first one is full"])
+def test_the_folder_of_ranks_is_the_one_that_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: bool
+) -> None:
+    def make(path: str) -> int:
+        fd = make_private_path(path)
+        exchange(Path(path))
+        return fd
+
+    monkeypatch.setattr(engine, "choose_private_path", lambda environ: str(tmp_path / "run"))
+    monkeypatch.setattr(engine, "make_private_path", make)
+    folder = RunFolder(path=str(tmp_path / "run"), kept=False, private=True)
+    job = engine._RankRun(
+        plan=Any,
+        job=Any,
+        specs=(),
+        run_id="",
+        folder=folder,
+        private=folder.path,
+        environ={},
+        error_file="",
+        memory_events=None,
+        notify=print,
+        on_started=None,
+    )
+    made = engine._with_spare(job, []) if spare else engine._with_directories(job)
+    make_rank_files(made.folder, restarts=0, ranks=1).close()
+    assert [path.name for path in tmp_path.glob("*/attempt_0")] == ["attempt_0"]
+    assert (tmp_path / "moved/attempt_0/0").is_dir()
+    remove_run_directory(str(tmp_path / "run"))
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems do not tell an opened folder's name")
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_directory_that_a_worker_has_renamed_is_removed(run: Path, replaced: bool) -> None:
+    (run / "deep/deeper").mkdir(parents=True)
+    exchange(run)
+    if not replaced:
+        run.rmdir()
+    remove_run_directory(str(run))
+    assert list(run.parent.iterdir()) == []
+
+
+def test_a_directory_that_a_worker_has_moved_elsewhere_stays(run: Path) -> None:
+    """And so does what has its name in the folder where it was."""
+    for folder in ("elsewhere", "moved"):
+        run.with_name(folder).mkdir()
+    run.rename(run.with_name("elsewhere") / "moved")
+    remove_run_directory(str(run))
+    assert sorted(path.name for path in run.parent.rglob("*")) == ["elsewhere", "moved", "moved"]
 
 
 def test_the_report_of_a_measured_launch_is_read(run: Path) -> None:
