@@ -229,23 +229,25 @@ def _supervised(
             adopts_orphans=link.adopts_orphans,
             of_launchers=True,
             on_started=on_started,
-            ending_seconds=lambda: _ending_seconds(run.directory),
+            ending_seconds=lambda failed: _ending_seconds(run.directory, failed),
         )
         return supervise((run.agent,), routing, options), output
     except OSError as error:
         raise fd_shortage_error(error) from None
 
 
-def _ending_seconds(directory: str) -> float:
-    """For how long the ranks have had the signal by which the agent ends them, and AGENT_GRACE_SECONDS; 0 if unknown.
+def _ending_seconds(directory: str, failed: bool) -> float:
+    """AGENT_GRACE_SECONDS, which are the agent's alone, and for how long it has been ending ranks if it has `failed`.
 
-    The agent notes when it began as the time of its configuration's last change, which ranks may change too.
+    It notes when it began as the time of its configuration's last change, which ranks may change too.
     """
+    if not failed:
+        return AGENT_GRACE_SECONDS
     name, folder = in_run_directory(agent_config_file(directory))
     try:
         begun = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime
     except OSError:
-        return 0.0
+        return AGENT_GRACE_SECONDS
     return max(0.0, time.time() - begun) + AGENT_GRACE_SECONDS  # noqa: TID251 - that of files
 
 

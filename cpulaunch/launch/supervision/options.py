@@ -35,8 +35,9 @@ class SupervisorOptions:
     cgroup: LaunchCgroup | None = None
     adopts_orphans: bool = False
     of_launchers: bool = False
-    ending_seconds: Callable[[], float] = float
-    """For how long a launcher that has failed had been ending its workers before: what they leave has less time."""
+    ending_seconds: Callable[[bool], float] = lambda failed: 0.0
+    """How much of the grace period is over for what workers of a launcher leave, when that ends: by whether it has
+    failed before the launch was ending."""
     notify: Notify | None = None
     """Says after Ctrl-C what the launch waits for, and at the end what could not be ended."""
     on_started: Callable[[], None] | None = None

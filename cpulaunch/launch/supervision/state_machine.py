@@ -27,7 +27,7 @@ REPEAT_SECONDS = 2.0
 class WorkerEnded:
     """The worker's own process ended; other processes of its group may still run.
 
-    `ending_seconds`: for how long it has ended its own workers before, if it is a launcher.
+    `ending_seconds`: how much of the grace period is over for what its workers leave, if it is a launcher.
     """
 
     worker: int
@@ -169,9 +169,9 @@ def _worker_ended(state: SupervisionState, event: WorkerEnded, now: float) -> St
     """The rest of the worker's group is ended; the first failure ends all groups."""
     if event.failed and not state.ending:
         return _end_all(replace(state, first_failure=event.worker), now - event.ending_seconds, SIGTERM)
-    if event.worker in state.deadlines or state.is_killed(event.worker):
-        return state, _signal_groups({event.worker}, SIGKILL if state.is_killed(event.worker) else SIGTERM)
-    deadline = now + state.grace_seconds
+    if state.is_killed(event.worker):
+        return state, _signal_groups({event.worker}, SIGKILL)
+    deadline = state.deadlines.get(event.worker, now + state.grace_seconds) - event.ending_seconds
     deadlines = {**state.deadlines, event.worker: deadline}
     return replace(state, deadlines=deadlines, last_deadline=deadline), _signal_groups({event.worker}, SIGTERM)
 

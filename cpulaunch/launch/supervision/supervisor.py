@@ -340,7 +340,7 @@ class Supervisor:
                     self._confirm_executed(fd, ended=True)
                 self._record_end(index, ended.status)
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
-                seconds = self._ending_seconds() if ended.status > 0 else 0.0
+                seconds = self._ending_seconds(ended.status > 0 and not self.state.ending)
                 self._handle(WorkerEnded(index, failed=ended.status != 0, ending_seconds=seconds))
             if ended.status < 0:
                 killed.add(ended.pid)

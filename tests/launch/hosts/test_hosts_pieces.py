@@ -524,13 +524,14 @@ def test_the_report_is_found_in_a_run_directory_that_a_rank_has_renamed(tmp_path
 @pytest.mark.parametrize(("age", "seconds"), [(100, 105), (-1000, 5)], ids=["noted", "forged"])
 def test_what_ranks_leave_has_the_time_since_the_agent_began_to_end_them(tmp_path, age, seconds):
     run = str(tmp_path / "run")
-    assert _ending_seconds(run) == 0
+    assert _ending_seconds(run, failed=True) == 5
     make_private_path(run)
     path = Path(agent_config_file(run))
     path.touch()
     os.utime(path, (path.stat().st_mtime - age,) * 2)
     os.rename(run, tmp_path / "renamed")
-    assert seconds <= _ending_seconds(run) < seconds + 60
+    assert seconds <= _ending_seconds(run, failed=True) < seconds + 60
+    assert _ending_seconds(run, failed=False) == 5, "the agent has not ended them"
     remove_run_directory(run)
 
 

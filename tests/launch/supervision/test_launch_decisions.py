@@ -68,6 +68,31 @@ CASES = {
         ],
         [(11, groups(TERM, 0, 1, 2)), (11, orphans(TERM, 70)), (11.5, orphans(KILL, 70))],
     ),
+    "what ranks leave has no longer than the grace period after their agent has ended well": (
+        [
+            (20, WorkerEnded(0, failed=False, ending_seconds=5)),
+            (20, GroupGone(0)),
+            (20, GroupGone(1)),
+            (20, GroupGone(2)),
+            (20, OrphansFound(frozenset({70}))),
+            (24, TimePassed()),
+            (25, TimePassed()),
+        ],
+        [(20, groups(TERM, 0)), (20, orphans(TERM, 70)), (25, orphans(KILL, 70))],
+    ),
+    "nor after a signal": (
+        [
+            (1, SignalArrived(TERM)),
+            (2, WorkerEnded(0, failed=True, ending_seconds=5)),
+            (2, GroupGone(0)),
+            (2, GroupGone(1)),
+            (2, GroupGone(2)),
+            (2, OrphansFound(frozenset({70}))),
+            (5, TimePassed()),
+            (6, TimePassed()),
+        ],
+        [(1, groups(TERM, 0, 1, 2)), (2, groups(TERM, 0)), (2, orphans(TERM, 70)), (6, orphans(KILL, 70))],
+    ),
     "who does not end within the grace is killed": (
         [(1, WorkerEnded(1, failed=True)), (1, GroupGone(1)), (11, TimePassed())],
         [(1, groups(TERM, 0, 1, 2)), (11, groups(KILL, 0, 2))],
