@@ -117,6 +117,9 @@ def job_result(
     if report.error is not None and agent.ended_by is None and kind.exit_code == agent.exit_code:
         error = report.error
         raise kind(error.what, value=error.value, source=error.source, hint=error.hint)
+    if report.failures and any(each.status == report.exit_code for each in agent.workers):
+        # A signal may have come while the agent ended the others.
+        agent = replace(agent, exit_code=report.exit_code, ended_by=None)
     known = [failure for failure in report.failures if failure.local_rank < len(output.ranks)]
     workers = tuple(_failed_rank(failure, job, output) for failure in known)
     return replace(

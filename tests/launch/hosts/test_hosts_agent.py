@@ -123,6 +123,35 @@ def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
     assert {each.get("shared_store") for each in run.reports} == {None}
 
 
+SIGNALLED_WHILE_IT_IS_ENDED = """
+import os, signal, sys, time
+def end(*_):
+    if "signalled" in globals():
+        os._exit(0)
+    globals()["signalled"] = True
+    print("{}", flush=True)
+if os.environ["LOCAL_RANK"] == "0":
+    signal.signal(signal.SIGTERM, end)
+    open("ready", "w").close()
+    time.sleep(600)
+while not os.path.exists("ready"):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_a_failure_leaves_its_exit_code_and_forbids_a_restart(host, number):
+    """Rank 0 takes its time to end when rank 1 has failed, as on one host."""
+    program = ["--grace", 60, "--max-restarts", 1, "--no-python", *python(SIGNALLED_WHILE_IT_IS_ENDED)]
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, *program)
+    eventually(lambda: run.reports, f"the end of rank 0: {run.err}")
+    run.process.send_signal(number)
+    assert run.wait() == 3, run.err
+    assert "rank 1 " in run.err
+    run.gone()
+
+
 @pytest.mark.skipif(not knows_torchrun("--virtual-local-rank"), reason="the agent of this torch has no such option")
 def test_ranks_get_their_own_arguments_and_cpus_by_their_real_local_rank(host):
     program = ["--run-path", WAIT, "a b", "$HOME", "${local_rank}"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -86,7 +87,7 @@ def test_a_rank_cannot_have_another_fail_before_it_by_a_forged_error_file(tmp_pa
     from cpulaunch.launch.hosts.agent.failures import RecordedFailure, count_attempts, job_report
 
     specs = count_attempts(DefaultLogsSpecs())
-    specs.reify({0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "0"}})
+    specs.reify({0: {"RANK": "0", "TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": "0"}})
     (tmp_path / forged).write_text(json.dumps({"message": "forged", "timestamp": timestamp}))
 
     def run():
@@ -111,7 +112,9 @@ def test_a_host_that_the_job_did_not_need_has_succeeded_only_if_no_rank_of_its_l
     from cpulaunch.launch.hosts.agent.failures import RecordedFailure, count_attempts, job_report
 
     specs = count_attempts(DefaultLogsSpecs())
-    attempts = [{0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(each)}} for each in range(2)]
+    attempts = [
+        {0: {"RANK": "0", "TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(each)}} for each in range(2)
+    ]
     specs.reify(attempts[0])
     for rank, code in enumerate(codes):
         RecordedFailure(local_rank=rank, pid=7, exitcode=code, error_file="")
@@ -122,6 +125,28 @@ def test_a_host_that_the_job_did_not_need_has_succeeded_only_if_no_rank_of_its_l
         None.is_failed()
 
     assert job_report(run, logs_specs=specs).exit_code == status
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("codes", "restarted", "status"), [((), False, 143), ((3,), False, 3), ((3,), True, 143)])
+def test_a_signal_ends_a_job_with_the_code_of_a_rank_that_has_failed_before_in_its_attempt(codes, restarted, status):
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+
+    from cpulaunch.launch.hosts.agent.failures import RecordedFailure, count_attempts, job_report
+
+    specs = count_attempts(DefaultLogsSpecs())
+    env = {"RANK": "4", "TORCHELASTIC_RUN_ID": "one"}
+    specs.reify({0: env | {"TORCHELASTIC_RESTART_COUNT": "0"}})
+    for code in codes:
+        RecordedFailure(local_rank=0, pid=7, exitcode=code, error_file="")
+    if restarted:
+        specs.reify({0: env | {"TORCHELASTIC_RESTART_COUNT": "1"}})
+
+    def run():
+        raise SignalException("ended", signal.SIGTERM)
+
+    report = job_report(run, logs_specs=specs)
+    assert (report.exit_code, [each.rank for each in report.failures]) == (status, [4] if status == 3 else [])
 
 
 @pytest.mark.torch
@@ -147,7 +172,7 @@ def test_the_attempt_is_told_whoever_places_the_logs(tmp_path):
         AgentConfig(job=job, log_dir=str(tmp_path), shown=None, grace_seconds=30.0, shim=("python",))
     )
     for restarts in range(3):
-        specs.reify({0: {"TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(restarts)}})
+        specs.reify({0: {"RANK": "0", "TORCHELASTIC_RUN_ID": "one", "TORCHELASTIC_RESTART_COUNT": str(restarts)}})
 
     def run():
         raise ChildFailedError("train.py", {0: RecordedFailure(local_rank=0, pid=7, exitcode=3, error_file="")})

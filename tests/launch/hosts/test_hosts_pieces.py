@@ -333,6 +333,16 @@ def result_of(tmp_path, exit_code, forged, *, signal=None):
     return job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=((rank, rank),)))
 
 
+@pytest.mark.parametrize(("status", "code"), [(3, 3), (143, 143)], ids=["before the signal", "forged"])
+def test_a_rank_that_has_failed_before_a_signal_decides_the_exit_code(tmp_path, status, code):
+    (tmp_path / "report.json").write_text(json.dumps(ENDED | {"exit_code": 3, "failures": [FAILED]}))
+    ended = WorkerResult(index=0, pid=1, exit_code=status, signal=None)
+    agent = LaunchResult(exit_code=143, ended_by=15, host="here", workers=(ended,))
+    rank = SimpleNamespace(routes=(), last_lines=lambda: ())
+    result = job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=((rank, rank),)))
+    assert (result.exit_code, result.first_failure) == (code, 0 if code == 3 else None)
+
+
 ERROR = {"record": "AgentError", "what": "no", "value": None, "source": None, "hint": None}
 
 

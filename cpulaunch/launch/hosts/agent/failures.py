@@ -13,7 +13,7 @@ from cpulaunch.launch.supervision.error_file import RankError, error_in, read_js
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 SPARE_HOST_ATTRIBUTE = "is_failed"
@@ -31,16 +31,17 @@ class RecordedFailure(ProcessFailure):  # type: ignore[misc]
     timestamp: int
     attempt_start = 0
     """When the ranks were started last (Unix time, whole seconds)."""
-    first_code: int | None = None
-    """The exit code, or minus the signal, of the first rank that has failed since then; None if none has."""
+    ranks: Mapping[int, int] = {}
+    """By local rank: the rank."""
+    of_attempt: tuple[RecordedFailure, ...] = ()
+    """The ranks that have failed since then."""
     recorded: str | None = None
     """The traceback that @record wrote, or the message alone."""
 
     def __post_init__(self) -> None:
         path, self.error_file = self.error_file, ""
         super().__post_init__()
-        if RecordedFailure.first_code is None:
-            RecordedFailure.first_code = self.exitcode
+        RecordedFailure.of_attempt += (self,)
         content = read_json(path)
         error = error_in(content)
         if error is None:
@@ -119,7 +120,8 @@ def count_attempts(logs_specs: Any) -> Any:
 
 def _begin_attempt(envs: dict[int, dict[str, str]]) -> int:
     """The number of the attempt. Effect: failures and exceptions recorded before now are not those of its ranks."""
-    RecordedFailure.attempt_start, RecordedFailure.first_code = int(time.time()), None
+    RecordedFailure.attempt_start, RecordedFailure.of_attempt = int(time.time()), ()
+    RecordedFailure.ranks = {local_rank: int(env["RANK"]) for local_rank, env in envs.items()}
     return int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
 
 
@@ -131,14 +133,18 @@ def job_report(run: Callable[[], None], *, logs_specs: Any) -> AgentReport:
     try:
         run()
     except ChildFailedError as error:
-        return _failure_report(error, logs_specs)
+        return _failure_report(error.failures, logs_specs)
     except SignalException as error:
+        failures = {RecordedFailure.ranks[each.local_rank]: each for each in RecordedFailure.of_attempt}
+        if failures:  # The signal came while the other ranks were ended, and it forbids a restart.
+            return _failure_report(failures, logs_specs)
         return AgentReport(exit_code=128 + int(error.sigval))
     except AttributeError as error:
         if SPARE_HOST_ATTRIBUTE not in str(error):
             raise
         # The ranks share the state of the rendezvous: one that has failed can put its own host among the spare ones.
-        return AgentReport(exit_code=_status(RecordedFailure.first_code or 0))
+        failed = RecordedFailure.of_attempt
+        return AgentReport(exit_code=_status(failed[0].exitcode) if failed else 0)
     return AgentReport(exit_code=0)
 
 
@@ -147,12 +153,12 @@ def _status(code: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _failure_report(error: ChildFailedError, logs_specs: Any) -> AgentReport:
+def _failure_report(failed: Mapping[int, RecordedFailure], logs_specs: Any) -> AgentReport:
     """The report on failed ranks, the first to fail first.
 
     torch's timestamps are whole seconds; it adds the ranks that it ended itself behind those that had failed by then.
     """
-    ordered = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+    ordered = sorted(failed.items(), key=lambda item: item[1].timestamp)
     logs = getattr(logs_specs, "stderrs", {})
     failures = tuple(
         _rank_failure(rank, failure, log=logs.get(failure.local_rank), shown=failure is ordered[0][1])
