@@ -1,14 +1,15 @@
-"""The output of a job of several hosts: a named pipe for each rank, as torch's agent would mix the ranks' lines.
+"""The output of a job of several hosts: named pipes for each rank, as torch's agent would mix the ranks' lines.
 
 torch's ranks inherit the agent's stdout and stderr, where another rank can write between two writes of one line. The
 shim gives each rank pipes of its own instead, so that lines stay whole and a failed rank's last lines can be quoted.
+What the agent shows of logs has pipes of its own too: torch prints messages whenever it wants, some from C++.
 """
 
 from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.hosts.agent.files import agent_pipe, rank_pipe
+from cpulaunch.launch.hosts.agent.files import agent_pipe, logs_pipe, rank_pipe
 from cpulaunch.launch.hosts.agent.messages import RankPipe
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
@@ -49,7 +50,8 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
     sinks = {STDOUT: out} if merged else {STDOUT: out, STDERR: err}
     write_ends: list[int] = []
     agent_paths = {number: agent_pipe(directory, number) for number in sinks}
-    agent_streams = tuple(_stream(agent_paths[number], sink, write_ends) for number, sink in sinks.items())
+    shown_logs = [_stream(logs_pipe(directory, number), sink, write_ends) for number, sink in sinks.items()]
+    agent_streams = [_stream(agent_paths[number], sink, write_ends) for number, sink in sinks.items()]
     agent_fds = [open_output_pipe(path) for path in agent_paths.values()]
     streams, pipes = [], []
     for local_rank, visible in zip(ranks, shown, strict=True):
@@ -60,7 +62,7 @@ def open_job_output(directory: str, ranks: Iterable[int], *, shown: Iterable[boo
     return JobOutput(
         sinks=tuple(sinks.values()),
         agent=StdioFds(stdin=stdin, stdout=agent_fds[0], stderr=agent_fds[-1], owned=tuple(agent_fds)),
-        agent_streams=agent_streams,
+        agent_streams=(*shown_logs, *agent_streams),
         ranks=tuple(streams),
         pipes=tuple(pipes),
         write_ends=tuple(write_ends),

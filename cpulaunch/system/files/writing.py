@@ -334,18 +334,18 @@ def append(name: str, data: bytes, *, folder: int | None = None) -> None:
         os.close(fd)
 
 
-def open_pipe(path: str, flags: int) -> int:
+def open_pipe(path: str, flags: int, *, folder: int | None = None) -> int:
     """A descriptor of an end of a named pipe, O_RDONLY or O_WRONLY, opened without waiting. Raises: OSError."""
-    fd = os.open(path, flags | SAFELY)
+    fd = os.open(path, flags | SAFELY, dir_fd=folder)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
     raise OSError(errno.EINVAL, "not a named pipe", path)
 
 
-def open_output_pipe(path: str) -> int:
+def open_output_pipe(path: str, *, folder: int | None = None) -> int:
     """A descriptor for a program's output to a named pipe, whose writes wait for the reader. Raises: OSError."""
-    fd = open_pipe(path, os.O_WRONLY)
+    fd = open_pipe(path, os.O_WRONLY, folder=folder)
     os.set_blocking(fd, True)
     return fd
 

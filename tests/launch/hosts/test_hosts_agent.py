@@ -2,10 +2,12 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 from two_hosts import HERE, Local, eventually
 
+from cpulaunch.system.libc import is_linux
 from cpulaunch.system.process_state import children_of
 from tests.launch.launching import python
 from tests.launch.process.test_hostile_workers import may_trace
@@ -121,6 +123,32 @@ def test_signals_reach_the_ranks_and_sigterm_ends_them(host):
     assert run.wait() == 143
     run.gone()
     assert {each.get("shared_store") for each in run.reports} == {None}
+
+
+PRINTS_IN_PLACE_OF_THE_AGENT = """
+import os, sys
+if os.environ["LOCAL_RANK"] == "0":
+    sys.stdout.write(("x" * 99 + "\\n") * 20_000 + "end\\n")
+else:
+    agent = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY)
+    for _ in range(1000):
+        for _ in range(100):
+            os.write(agent, b"message\\n")
+        with open("run-0.out", "rb") as shown:
+            if b"]:end" in shown.read():
+                break
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems show no process's pipes")
+def test_what_the_agent_itself_prints_does_not_come_into_the_middle_of_a_logs_lines(host):
+    """As messages of torch's C++ code, which no lock keeps back."""
+    program = ["--log-dir", host.dir / "logs", "--no-python", *python(PRINTS_IN_PLACE_OF_THE_AGENT)]
+    run = host.cpulaunch(*JOB, *endpoint(), *CONF, *program)
+    assert run.wait() == 0, run.err
+    lines = Counter(run.out.splitlines())
+    messages = lines.pop("message")
+    assert lines == {f"[default0]:{'x' * 99}": 20_000, "[default0]:end": 1}, messages
 
 
 SIGNALLED_WHILE_IT_IS_ENDED = """

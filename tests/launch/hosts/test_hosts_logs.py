@@ -6,7 +6,6 @@ import select
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
@@ -60,11 +59,12 @@ def test_torchs_agent_shows_logs_in_this_way(tmp_path, monkeypatch):
     from torch.distributed.elastic.multiprocessing import tail_log as torchs
 
     monkeypatch.setattr(torchs, "tail_logfile", None)
-    show_regular_logs()
+    stdout, output, file = io.StringIO(), io.StringIO(), io.StringIO()
+    show_regular_logs({stdout: output})
     (tmp_path / "stdout.log").write_text("one\n")
-    output = io.StringIO()
-    torchs.TailLog("worker", {0: str(tmp_path / "stdout.log")}, output).start().stop()
-    assert output.getvalue() == "[worker0]:one\n"
+    for own in (stdout, file):
+        torchs.TailLog("worker", {0: str(tmp_path / "stdout.log")}, own).start().stop()
+    assert [each.getvalue() for each in (stdout, output, file)] == ["", "[worker0]:one\n", "[worker0]:one\n"]
 
 
 def test_lines_that_a_rank_writes_meanwhile_are_shown_at_once(tmp_path):
@@ -145,6 +145,29 @@ def test_lines_of_several_logs_are_whole_also_where_their_reader_is_slow(tmp_pat
     assert Counter(data.splitlines()) == {b"a:" + b"a" * 99: 1 << 12, b"b:" + b"b" * 99: 1 << 12}
 
 
+def test_what_a_buffered_output_holds_stays_there_while_lines_wait_for_room(tmp_path):
+    """Written when nothing more fits, it would be lost."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    while select.select([], [write], [], 0)[1]:
+        os.write(write, b"x" * 4096)
+    output = io.TextIOWrapper(io.BufferedWriter(io.FileIO(write, "w"), 100))
+    output.buffer.write(b"b" * 100)
+    output.write("printed\n")
+    (tmp_path / "stdout.log").write_text("line\n")
+    finished = threading.Event()
+    finished.set()
+    thread = threading.Thread(target=tail_log, args=("", str(tmp_path / "stdout.log"), output, finished, 0.01))
+    thread.start()
+    data = b""
+    while b"line\n" not in data and select.select([read], [], [], WAIT_SECONDS)[0]:
+        data += os.read(read, 1000)
+    thread.join(WAIT_SECONDS)
+    output.close()
+    assert os.read(read, 1000) == b"b" * 100 + b"printed\n"
+    os.close(read)
+
+
 def test_a_pipe_in_place_of_a_log_is_not_opened(tmp_path):
     os.mkfifo(tmp_path / "stdout.log")
     with pytest.raises(OSError, match="not a regular file"):
@@ -180,27 +203,3 @@ def test_characters_that_the_terminal_lacks_are_escaped(tmp_path):
     (tmp_path / "stdout.log").write_text("café\nend\n")
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert shown(tmp_path / "stdout.log", output=terminal) == "[r0]:caf\\xe9\n[r0]:end\n"
-
-
-def test_what_others_print_while_a_line_waits_for_room_comes_behind_it():
-    """It is in the buffer of stdout, which must not be emptied in the middle of the line."""
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    seen, line = bytearray(), "x" * 300_000 + "\n"
-
-    def take():
-        while data := os.read(read, 1 << 14):
-            seen.extend(data)
-
-    def flush():
-        if seen:
-            os.write(write, b"printed")
-
-    taker = threading.Thread(target=take)
-    taker.start()
-    output = SimpleNamespace(fileno=lambda: write, encoding="utf-8", errors="strict", flush=flush)
-    log_tail._write(output, line)
-    os.close(write)
-    taker.join(WAIT_SECONDS)
-    os.close(read)
-    assert bytes(seen) == line.encode()

@@ -30,6 +30,11 @@ def agent_pipe(directory: str, descriptor: int) -> str:
     return os.path.join(directory, f"agent.{descriptor}")
 
 
+def logs_pipe(directory: str, descriptor: int) -> str:
+    """The path of the named pipe in which the agent shows the ranks' logs of stdout (1) or stderr (2)."""
+    return os.path.join(directory, f"logs.{descriptor}")
+
+
 def private_logs(directory: str) -> str:
     """The path of the folder for logs that torch writes and the user did not ask for."""
     return os.path.join(directory, "logs")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import os
 import select
+import sys
 import threading
 import time
 
+from cpulaunch.launch.hosts.agent.files import logs_pipe
+from cpulaunch.launch.process.descriptors import STDERR, STDOUT
 from cpulaunch.system.files.reading import open_regular
+from cpulaunch.system.files.writing import open_output_pipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from threading import Event
     from typing import Any, TextIO
 
@@ -37,14 +41,31 @@ class _Log(io.FileIO):
         return super().readinto(memoryview(buffer)[:left])
 
 
-def show_regular_logs() -> None:
-    """Effect: torch's agent shows logs by `tail_log`.
+def show_regular_logs(outputs: Mapping[TextIO, TextIO]) -> None:
+    """Effect: torch's agent shows logs by `tail_log`, in those `outputs` instead of its own stdout and stderr.
 
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/tail_log.py, TailLog.start.
     """
     from torch.distributed.elastic.multiprocessing import tail_log as torchs
 
-    torchs.tail_logfile = tail_log
+    def tail(header: str, file: str, dst: TextIO, *rest: Any, **options: Any) -> None:
+        tail_log(header, file, outputs.get(dst, dst), *rest, **options)
+
+    torchs.tail_logfile = tail
+
+
+def open_outputs(folder: int) -> dict[TextIO, TextIO]:
+    """For stdout and stderr: a pipe in the opened folder, in which no message comes into the middle of a log's line.
+
+    Raises: OSError.
+    """
+    out, err = sys.stdout, sys.stderr
+    merged = os.path.samestat(os.fstat(out.fileno()), os.fstat(err.fileno()))
+    outputs: dict[TextIO, TextIO] = {}
+    for stream, number in ((out, STDOUT), (err, STDOUT if merged else STDERR)):
+        fd = open_output_pipe(logs_pipe("", number), folder=folder)
+        outputs[stream] = io.TextIOWrapper(io.FileIO(fd, "w"), encoding=stream.encoding, errors=stream.errors)
+    return outputs
 
 
 def tail_log(
@@ -94,7 +115,7 @@ def _write(dst: TextIO, text: str) -> None:
 
     At the first of these, torch stops showing the log. Other logs wait, as theirs would come into the middle of lines:
     a pipe takes no more than PIPE_BUF bytes at once. It takes a part when the process is stopped meanwhile, of which an
-    unbuffered `dst` would drop the rest. Source: pipe(7).
+    unbuffered `dst` would drop the rest, and a buffered one what it has if it must not wait. Source: pipe(7).
     """
     try:
         fd = dst.fileno()
@@ -103,12 +124,8 @@ def _write(dst: TextIO, text: str) -> None:
         return
     left = memoryview(_encoded(dst, text))
     with _lock_of(fd):
-        is_flushed = False
         while left:
             try:
-                if not is_flushed:  # Once: what others print meanwhile would come into the middle of a line.
-                    dst.flush()
-                    is_flushed = True
                 left = left[os.write(fd, left) :]
             except BlockingIOError:  # A process that shares the descriptor may have made it non-blocking.
                 select.select((), (fd,), ())

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     start_exit_thread()
     config = read_message(config_name, AgentConfig, folder=folder)
     try:
-        report = run_agent(config, begin_end=lambda: note_time(config_name, time.time(), folder=folder))
+        report = run_agent(config, folder, begin_end=lambda: note_time(config_name, time.time(), folder=folder))
     except CpulaunchError as error:
         value = None if error.value is None else str(error.value)
         parts = AgentError(what=error.what, value=value, source=error.source, hint=error.hint)
@@ -60,8 +60,11 @@ def main(arguments: Sequence[str]) -> int:
     return report.exit_code
 
 
-def run_agent(config: AgentConfig, *, begin_end: Callable[[], None]) -> AgentReport:
-    """How the job ended on this host; calls `begin_end` before it ends the ranks. Raises: LaunchError or UsageError."""
+def run_agent(config: AgentConfig, folder: int, *, begin_end: Callable[[], None]) -> AgentReport:
+    """How the job ended on this host; calls `begin_end` before it ends the ranks. Raises: LaunchError or UsageError.
+
+    `folder`: the run's directory.
+    """
     from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts, wait_for_endpoint
 
     rendezvous = HostRendezvous(config.job)
@@ -71,13 +74,13 @@ def run_agent(config: AgentConfig, *, begin_end: Callable[[], None]) -> AgentRep
     from cpulaunch.launch.hosts.agent.ends import end_ranks_within
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
-    from cpulaunch.launch.hosts.agent.log_tail import show_regular_logs
+    from cpulaunch.launch.hosts.agent.log_tail import open_outputs, show_regular_logs
     from cpulaunch.records.record import replace
 
     if config.job.hosts[1] == 1:
         _keep_stores_on_loopback()
     read_any_error_file()
-    show_regular_logs()
+    show_regular_logs(open_outputs(folder))
     killed = end_ranks_within(config.grace_seconds, begin=begin_end)
 
     with translated_errors(rendezvous):
