@@ -139,7 +139,11 @@ def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None
 
 def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
     """Effect: writes what the descriptor takes before the deadline. Raises: OSError."""
-    own = None if deadline is None or not os.isatty(fd) else _open_nonblocking(fd)
+    own = None
+    if deadline is not None and os.isatty(fd):  # It can have room for less than a part, and would wait for more.
+        from cpulaunch.system.files.special import open_nonblocking  # Few messages have a deadline.
+
+        own = open_nonblocking(fd)
     left = memoryview(data)  # What is left is not copied.
     try:
         while left and _is_writable(fd, deadline):
@@ -152,17 +156,6 @@ def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
     finally:
         if own is not None:
             os.close(own)
-
-
-def _open_nonblocking(fd: int) -> int | None:
-    """Another descriptor of a terminal, which can have room for less than a part, and would wait for more.
-
-    None without /proc, without a free descriptor, or where another user owns the terminal.
-    """
-    try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None
 
 
 def _is_writable(fd: int, deadline: float | None) -> bool:

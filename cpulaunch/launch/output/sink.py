@@ -7,6 +7,8 @@ import os
 import select
 import stat
 
+from cpulaunch.system.files.special import open_nonblocking
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
@@ -70,7 +72,7 @@ class Sink:
         terminal = os.isatty(fd)
         if stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not terminal):
             return cls(os.dup(fd), name=name)
-        own = _open_nonblocking(fd) if stat.S_ISFIFO(mode) or terminal else None
+        own = open_nonblocking(fd) if stat.S_ISFIFO(mode) or terminal else None
         sink = cls(os.dup(fd) if own is None else own, name=name)
         if terminal:
             sink.redraw_separator = ERASE_LINE
@@ -149,14 +151,3 @@ class Sink:
         if error.errno in HUNG_UP and not stat.S_ISREG(os.fstat(self.fd).st_mode):
             return
         raise SinkError(error.errno, error.strerror, self.name) from None
-
-
-def _open_nonblocking(fd: int) -> int | None:
-    """A new, non-blocking open file description of the same pipe or terminal.
-
-    None without /proc, or where another user owns the file: then `Sink` writes in small parts that cannot block.
-    """
-    try:
-        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError:
-        return None

@@ -1,4 +1,4 @@
-"""Pipes and devices at the paths of outputs: which they are, so that another one in their place is noticed."""
+"""Pipes and devices that take output: which they are, so that another one in their place is noticed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,28 @@ if TYPE_CHECKING:
 
     FileId: TypeAlias = tuple[int, int]
     """Device and inode; of a device, minus its kind, and its number."""
+
+
+WRITING = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+TERMINAL = "/dev/tty"
+"""This process's own, which every user may open. Source: tty(4)."""
+
+
+def open_nonblocking(fd: int) -> int | None:
+    """A new, non-blocking open file description of the same pipe or terminal, whose flags no other process shares.
+
+    None without /proc, without a free descriptor, or where another user owns the file, but for the terminal of this
+    process: after `su`, that is still the other user's.
+    """
+    try:
+        return os.open(f"/proc/self/fd/{fd}", WRITING)
+    except OSError:
+        pass
+    try:
+        os.tcgetpgrp(fd)  # Raises for any other. Source: ioctl_tty(2), TIOCGPGRP.
+        return os.open(TERMINAL, WRITING)
+    except OSError:
+        return None
 
 
 def file_id(status: os.stat_result) -> FileId:
