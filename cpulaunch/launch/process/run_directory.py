@@ -15,7 +15,7 @@ from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.control_group import kill_cgroup, remove_cgroup
-from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_opened, remove_path, unpredictable
+from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, remove_renamed, unpredictable
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.trust import is_secure, make_secure_folder, secure_path
 from cpulaunch.system.files.writing import create, create_unnamed
@@ -301,5 +301,5 @@ def remove_run_directory(directory: str) -> None:
     """Effect: removes the directory and what is in it, as far as permissions allow, and unlocks it."""
     remove_path(directory)
     if directory in _locked:
-        remove_opened(_locked[directory], folder=os.path.dirname(directory))
+        remove_renamed(_locked[directory], path=directory)
         os.close(_locked.pop(directory))

@@ -150,13 +150,16 @@ def remove_path(path: str) -> None:
     os.close(folder)
 
 
-def remove_opened(fd: int, *, folder: str) -> None:
-    """Effect: removes this user's opened folder, as `remove_path` does, whatever name it has in its parent by now.
+def remove_renamed(fd: int, *, path: str) -> None:
+    """Effect: removes this user's opened folder, which had this path, as `remove_path` does, under its new name.
 
-    Nothing happens if it is in another one than the folder at this path. Linux only.
+    Nothing happens if it has kept its name, or is in another folder than before. Linux only.
     """
+    folder, old = os.path.split(path)
     try:
         name = os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))
+        if name == old:
+            return
         parent = open_folder(folder)
     except OSError:
         return

@@ -22,6 +22,7 @@ from cpulaunch.launch.supervision.error_file import read_error
 from cpulaunch.measure.diagnosis.folder import FiguresReader, failed_processes, read_failure, read_trace
 from cpulaunch.measure.execution import _read_report
 from cpulaunch.records.torch_settings import FAILED, FIGURES, TRACES, figures_name
+from cpulaunch.system.files import folders
 from cpulaunch.system.files.folders import open_own
 from cpulaunch.system.libc import is_linux
 from tests.measure.diagnosis.given import data
@@ -110,6 +111,16 @@ def test_a_directory_that_a_worker_has_renamed_is_removed(run: Path, replaced: b
         run.rmdir()
     remove_run_directory(str(run))
     assert list(run.parent.iterdir()) == []
+
+
+def test_what_cannot_be_removed_in_time_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process goes on making folders there, each try takes some seconds."""
+    tries = []
+    make_private_path(str(tmp_path / "run"))
+    monkeypatch.setattr(folders, "empty_folder", tries.append)
+    (tmp_path / "run/kept").mkdir()
+    remove_run_directory(str(tmp_path / "run"))
+    assert len(tries) == 1
 
 
 def test_a_directory_that_a_worker_has_moved_elsewhere_stays(run: Path) -> None:
