@@ -99,6 +99,28 @@ if ctypes.CDLL(None).ptrace(0, 0, None, None) == 0:  # Source: linux/ptrace.h, P
 
 
 @pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_TRACEME")
+def test_a_signal_while_ranks_are_ended_does_not_give_them_longer(monkeypatch):
+    from torch.distributed.elastic.multiprocessing import api
+
+    from cpulaunch.launch.hosts.agent import ends
+
+    now, given = 100.0, []
+
+    def close(context, death_sig, seconds):
+        nonlocal now
+        given.append(seconds)
+        now += 20
+
+    monkeypatch.setattr(ends, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(api.PContext, "close", close)
+    ends.end_ranks_within(30.0)
+    for attempt in range(2):
+        context = SimpleNamespace(subprocess_handlers={}, number=attempt)
+        for _ in range(3):
+            api.PContext.close(context)
+    assert given == [30.0, 10.0, ends.LEAST_SECONDS] * 2
+
+
 def test_a_rank_of_which_torch_takes_a_stop_for_its_end_is_ended(monkeypatch):
     """Else one of its threads could go on beside the ranks of the next attempt."""
     from torch.distributed.elastic.multiprocessing import api

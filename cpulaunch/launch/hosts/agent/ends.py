@@ -32,24 +32,25 @@ def end_ranks_within(grace_seconds: float, *, begin: Callable[[], None] = lambda
     """The pids of killed ranks, which come in as they end.
 
     Effect: torch's agent kills ranks after the grace period, and removes the shared memory of killed ones. It calls
-    `begin` once before it ends those of an attempt.
+    `begin` once before it ends those of an attempt; a signal that comes while it ends them does not give them longer.
 
     torch waits for 30 seconds after a failure and when hosts join or leave. No other process learns the ranks' pids.
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, PContext.close.
     """
     close, searches = api.PContext.close, SharedMemorySearches()
-    killed, left, begun = set[int](), set[int](), list[object]()
-    seconds, since = max(grace_seconds, LEAST_SECONDS), started_at(os.getpid())
+    killed, left, since = set[int](), set[int](), started_at(os.getpid())
+    begun, deadline = list[object](), 0.0
 
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
+        nonlocal deadline
         try:
             if context not in begun:
-                begun[:] = [context]
+                begun[:], deadline = [context], time.monotonic() + grace_seconds
                 begin()
             for handler in context.subprocess_handlers.values():
                 if not isinstance(handler.close, partial):  # torch closes the ranks again at the end of the job.
                     handler.close = partial(_close_if_permitted, handler.close, handler.proc, left)
-            close(context, death_sig, seconds)
+            close(context, death_sig, max(deadline - time.monotonic(), LEAST_SECONDS))
             _await_killed(_ranks(context))
         finally:
             ended = _killed(_ranks(context))
