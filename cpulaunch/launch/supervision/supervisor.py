@@ -341,6 +341,7 @@ class Supervisor:
                 self._record_end(index, ended.status)
                 # Before the group's leader is reaped: until then the number of the group cannot be reused.
                 seconds = self._ending_seconds(ended.status > 0 and not self.state.ending)
+                self._output_deadline -= seconds  # Of a launcher, some of the grace period is its own.
                 self._handle(WorkerEnded(index, failed=ended.status != 0, ending_seconds=seconds))
             if ended.status < 0:
                 killed.add(ended.pid)
@@ -350,8 +351,7 @@ class Supervisor:
                 self._watch.worker_ended(index, reap_measured(ended))
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
-        # Of orphans too: the ranks of torch's agent are such, if it ends first.
-        # Not at the end alone, as this process may be killed.
+        # Of orphans too, as ranks are whose agent ends first; not at the end alone, as this process may be killed.
         self._searches.remove(frozenset(killed), since=self.started_at)
         if len(self._killed) < MAX_KILLED:
             self._killed |= killed

@@ -117,7 +117,7 @@ RECEIVER = """
         def finish(self):
             pass
 
-    reads, runs = sys.argv[1:] == ["reads"], sys.argv[1:] == ["runs"]
+    reads, runs, ends = (sys.argv[1:] == [case] for case in ("reads", "runs", "ends"))
     output, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, SIZE)
     os.write(write, bytes(SIZE))
@@ -125,9 +125,14 @@ RECEIVER = """
     sink = Sink(sent, name="the receiver")
     stream = Stream(output, routes=[OutputRoute(sink, exclusive=True)], reader=Reader())
     argv = ("/bin/sleep", "600")
-    specs = [ExecSpec(worker=0, path=argv[0], argv=argv, environ={}, binding=UNBOUND)] if runs else []
+    specs = [ExecSpec(worker=0, path=argv[0], argv=argv, environ={}, binding=UNBOUND)] if runs or ends else []
     routing = OutputRouting(sinks=(sink,), stdio=(), streams=((stream,),), logs=(), metrics=(), stdin=())
-    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=GRACE, control=control)
+    options = SupervisorOptions(
+        inherited=Inherited(signal_mask=frozenset()),
+        grace_seconds=GRACE + 600 * ends,
+        control=control,
+        ending_seconds=lambda failed: 600 * ends,
+    )
     clock = (lambda: 0.0) if reads else time.monotonic  # A busy machine lets no time pass.
     begun = time.monotonic()
     with Supervisor(routing, options, clock=clock, wall_clock=time.time) as supervisor:
@@ -145,9 +150,12 @@ RECEIVER = """
 
 
 @pytest.mark.skipif(not is_linux(), reason="only Linux makes pipes larger")
-@pytest.mark.parametrize("case", ["reads", "reads nothing", "runs"])
+@pytest.mark.parametrize("case", ["reads", "reads nothing", "runs", "ends"])
 def test_a_signal_leaves_the_receiver_of_output_some_time(case):
-    """`reads`: it does, from the signal on. Else it never does: the workers have ended, or one still `runs`."""
+    """`reads`: it does, from the signal on. Else it never does: the workers have ended, or one still `runs`.
+
+    `ends`: a launcher has time of its own to end, which the receiver does not get.
+    """
     done = subprocess.run(python(COMMON + RECEIVER, case), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True True\n", done.stderr
 
