@@ -36,7 +36,8 @@ class ChildWatch:
     """Waits for blocked signals, the urgent ones first, and for the end of one child.
 
     While a process traces a child, neither SIGCHLD nor waitpid(2) shows the child's end, only its pidfd does. It is
-    better than a pipe that closes with the child: other processes can open that too, through /proc.
+    better than a pipe that closes with the child: other processes can open that too, through /proc. If it traces
+    another thread than the first, or holds one at its end, only /proc shows it: that is looked at in between.
     Source: Linux, kernel/exit.c, wait_consider_task and exit_notify; pidfd_open(2), Linux 5.3.
     """
 
@@ -53,6 +54,7 @@ class ChildWatch:
         `urgent`: sets of signals that are looked for one after the other, as a process can send another one again and
         again: the kernel hands out the lowest number first. `kept`: signals that stay pending after they are returned.
         """
+        self._child = child
         self._in_order = (*urgent, others)
         self._kept = kept
         self._all = kept.union(*self._in_order)
@@ -67,16 +69,24 @@ class ChildWatch:
 
     def next_signal(self, seconds: float | None = None) -> int | None:
         """The next signal that arrives, SIGCHLD when the child has ended; None if none has, at the latest then."""
+        deadline = time.monotonic() + (MAX_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAIT_SECONDS))
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            number = self._next_within(min(left, CHECK_SECONDS))
+            if number is None and self.child_has_ended():
+                return signal.SIGCHLD
+            if number is not None or left <= CHECK_SECONDS:
+                return number
+
+    def _next_within(self, seconds: float) -> int | None:
         if self._poll is not None:
-            self._are_ready(self._poll, MAX_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAIT_SECONDS))
-        if self._poll is None:
-            return self._first_pending() or self._wait_for_signal(seconds)
+            self._are_ready(self._poll, seconds)
         number = self._first_pending()
-        return signal.SIGCHLD if number is None and self.child_has_ended() else number
+        return self._wait_for_signal(seconds) if number is None and self._poll is None else number
 
     def child_has_ended(self) -> bool:
-        """Whether the child has ended, traced or not; False where the kernel has no pidfd."""
-        return self._poll is not None and self._are_ready(self._end, 0)
+        """Whether the child has ended, traced or not; where the kernel has no pidfd, only if /proc tells it."""
+        return (self._poll is not None and self._are_ready(self._end, 0)) or all_threads_ended(self._child)
 
     def _are_ready(self, descriptors: select.poll, seconds: float) -> bool:
         """Whether one of the descriptors is readable by then.
@@ -99,11 +109,11 @@ class ChildWatch:
                 return info.si_signo
         return next(iter(self._kept & signal.sigpending()), None)
 
-    def _wait_for_signal(self, seconds: float | None) -> int | None:
-        if seconds is None or not hasattr(signal, "sigtimedwait"):
+    def _wait_for_signal(self, seconds: float) -> int | None:
+        if not hasattr(signal, "sigtimedwait"):
             number: int | None = signal.sigwait(self._all)
         else:
-            info = signal.sigtimedwait(self._all, min(seconds, MAX_WAIT_SECONDS))
+            info = signal.sigtimedwait(self._all, seconds)
             number = None if info is None else info.si_signo
         if number is not None and number in self._kept and signal.SIGCONT not in signal.sigpending():
             os.kill(os.getpid(), number)

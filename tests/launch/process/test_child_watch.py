@@ -75,6 +75,54 @@ def test_without_pidfd_a_signal_is_still_waited_for():
     assert not watched.child_has_ended()
 
 
+THREAD_TRACED_BY_CHILD = """
+import ctypes, os, signal, threading, time
+thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)
+thread.start()
+tracer = os.fork()
+if tracer == 0:
+    os.setsid()
+    if ctypes.CDLL(None).ptrace(0x4206, thread.native_id, 0, 0) != 0:  # Source: linux/ptrace.h, PTRACE_SEIZE.
+        print(0, flush=True)
+        os._exit(0)
+    print(os.getpid(), flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def child_with_traced_thread():
+    child = subprocess.Popen([sys.executable, "-c", THREAD_TRACED_BY_CHILD], stdout=subprocess.PIPE)
+    tracer = int(child.stdout.readline())
+    try:
+        if not tracer:
+            pytest.skip("no process may be traced here")
+        yield child
+    finally:
+        child.kill()
+        if tracer:
+            os.kill(tracer, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.skipif(not is_linux(), reason="other systems have no PTRACE_SEIZE")
+@pytest.mark.parametrize("has_pidfd", [True, False])
+@pytest.mark.parametrize("seconds", [None, 60.0])
+def test_the_end_of_a_child_is_noticed_of_which_another_process_traces_a_thread(
+    child_with_traced_thread, monkeypatch, has_pidfd, seconds
+):
+    """Nothing but /proc shows it."""
+    monkeypatch.setattr(child_watch, "CHECK_SECONDS", 0.05)
+    if not has_pidfd:
+        monkeypatch.setattr(child_watch, "open_pidfd", lambda pid: None)
+    watched = watch(child_with_traced_thread.pid)
+    assert watched.next_signal(0.1) is None
+    child_with_traced_thread.kill()
+    assert watched.next_signal(seconds) == signal.SIGCHLD
+    assert ended_child(child_with_traced_thread.pid) is None
+
+
 class _Forwarded(list):
     """In place of a watchdog: the signals that were forwarded."""
 
