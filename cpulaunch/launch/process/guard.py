@@ -101,9 +101,12 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     guards: Guards = (this_guard(remains.cgroup),)
     child = _fork()
     if child:
-        watched = asks and is_linux()
         failures = FailureWatch(
-            child, guards=2 if earlier_children else 1, grace_seconds=grace_seconds, of_launchers=of_launchers
+            child,
+            guards=2 if earlier_children else 1,
+            grace_seconds=grace_seconds,
+            of_launchers=of_launchers,
+            reaps=asks,
         )
         watchdog = Watchdog(
             write,
@@ -111,7 +114,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
             ending=ending,
             grace_seconds=grace_seconds,
             asks=asks,
-            failures=failures if watched else None,
+            failures=failures if is_linux() else None,
         )
         stop = signals & {signal.SIGTSTP} - ending
         urgent = (ending & signals, frozenset({signal.SIGCHLD}))
@@ -129,7 +132,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
             notify(watchdog.complaint or _killed_text(code))
         if remains.directory is not None and path_exists(remains.directory):
             notify(f"warning: cannot remove the files of this run: {remains.directory}")
-        os._exit(watchdog.exit_code or _exit_code(code))
+        os._exit(_exit_code(code) if watchdog.exit_code is None else watchdog.exit_code)
     os.close(write)
     if earlier_children and is_linux():
         guards = _enter_adopting_guard(guards, read, remains, notify)

@@ -51,18 +51,29 @@ class FailureWatch:
     """
 
     def __init__(
-        self, child: int, *, guards: int, grace_seconds: float, of_launchers: bool = False, proc: str = "/proc"
+        self,
+        child: int,
+        *,
+        guards: int,
+        grace_seconds: float,
+        of_launchers: bool = False,
+        reaps: bool = True,
+        proc: str = "/proc",
     ) -> None:
         """`child`: the first of so many guards, each the parent of the next one; the last is the supervisor's.
 
-        `of_launchers`: the supervisor's children are launchers, whose children are workers too.
+        `of_launchers`: the supervisor's children are launchers, whose children are workers too. `reaps`: it reaps what
+        it adopts, so that what it leaves unreaped is a worker whose end it has missed.
         """
         self._child = child
         self._guards = guards
         self._of_launchers = of_launchers
+        self._reaps = reaps
         self._proc = proc
         self._most = 2 + int((grace_seconds + ANSWER_SECONDS) / CHECK_SECONDS)
         self._looks: dict[int, int] = {}
+        self._ended: int | None = None
+        """The supervisor's pid if it had ended at the last look."""
         self.sees_hidden_end = False
         """Whether a child of the supervisor had ended, at the last look, of which nothing tells the supervisor."""
 
@@ -71,7 +82,7 @@ class FailureWatch:
 
         `answers`: whether the supervisor reads what tells it to look for hidden ends. Effect: looks.
         """
-        children = self._children_of_supervisor()
+        children = self._children_of_supervisor() if self._reaps else []
         hidden = frozenset(filter(self._is_hidden, children))
         self.sees_hidden_end = bool(hidden)
         seen = [pid for pid in children if not (answers and pid in hidden)]
@@ -81,17 +92,37 @@ class FailureWatch:
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in failures}
         return next((failures[pid] for pid, looks in self._looks.items() if looks > self._most), None)
 
+    def missed_end(self) -> int | None:
+        """The exit code, or minus the signal, of the supervisor if it had ended at two looks; None otherwise.
+
+        Then the guard above it does not run, as a process traces or freezes that. Effect: looks.
+        """
+        before, self._ended = self._ended, None
+        try:
+            pid = self._supervisor()
+            if not all_threads_ended(pid, proc=self._proc):
+                return None
+            code = os.waitstatus_to_exitcode(int(stat_fields(f"{self._proc}/{pid}")[EXIT_CODE]))
+        except (OSError, IndexError, ValueError, OverflowError):
+            return None
+        self._ended = pid
+        return code if before == pid else None
+
     def _children_of_supervisor(self) -> list[int]:
         """The pids of the supervisor's children; empty if the kernel lists none."""
         try:
             if os.readlink(f"{self._proc}/self") != str(os.getpid()):
                 return []  # This is the /proc of another pid namespace.
-            pid = self._child
-            for _ in range(self._guards):
-                pid = self._children_of(pid)[0]
-            return self._children_of(pid)
+            return self._children_of(self._supervisor())
         except (OSError, IndexError):
             return []
+
+    def _supervisor(self) -> int:
+        """The supervisor's pid, ended or not. Raises: OSError, IndexError."""
+        pid = self._child
+        for _ in range(self._guards):
+            pid = self._children_of(pid)[0]
+        return pid
 
     def _children_of(self, pid: int) -> list[int]:
         return process_ids(read_proc(f"{self._proc}/{pid}/task/{pid}/children").split())
@@ -253,10 +284,14 @@ class Watchdog:
         return None
 
     def _has_missed_a_failure(self) -> bool:
-        """Whether a worker has failed long ago, and the supervisor, which still runs, has not reaped it."""
+        """Whether a worker has failed long ago, and the supervisor has not reaped it; or its guard not that one."""
         if self._failures is None or self.complaint is not None or _now() < self._next_look:
             return False
         self._next_look = _now() + CHECK_SECONDS
+        if (code := self._failures.missed_end()) is not None:
+            self.exit_code = code if code >= 0 else 128 - code
+            self.complaint = "a guard that is held did not notice the end of the supervisor; all workers were killed"
+            return True
         code = self._failures.failure(answers=self._unread_bytes() == 0)
         if self._failures.sees_hidden_end:
             self._written += self._write(QUESTION)  # The supervisor looks for such ends whenever it reads.

@@ -52,6 +52,37 @@ def children(pid):
         return [int(each) for each in file.read().split()]
 
 
+GUARD_HELD = """
+    import ctypes, os, signal, sys
+    from cpulaunch.launch.process import watchdog
+    from cpulaunch.launch.process.guard import fork_supervisor
+    watchdog.CHECK_SECONDS = 0.1
+    fork_supervisor(print, workers=1, grace_seconds=0.0, asks=sys.argv[1] == "launch")
+    guard, (told, tell) = os.getppid(), os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        for request in (0x4206, 0x4207):  # Source: linux/ptrace.h, PTRACE_SEIZE and PTRACE_INTERRUPT.
+            assert ctypes.CDLL(None).ptrace(request, guard, 0, 0) == 0
+        os.write(tell, b"%d" % os.getpid())
+        signal.pause()
+    print(os.read(told, 20).decode(), flush=True)
+    exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("kind", ["launch", "measurement"])
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(3)", 3)])
+def test_the_end_of_a_supervisor_is_noticed_whose_guard_a_process_holds(kind, end, code):
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    command = python(GUARD_HELD, kind, end)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+    tracer, complaint = done.stdout.splitlines()
+    assert complaint == "a guard that is held did not notice the end of the supervisor; all workers were killed"
+    assert done.returncode == code
+    assert not alive(int(tracer))
+
+
 def test_a_signal_ends_a_launch_whose_messages_are_not_read(started, tmp_path):
     launch = started(FAILING)
     eventually((tmp_path / "failing").exists, "the worker")

@@ -336,6 +336,14 @@ def test_an_end_that_a_traced_thread_hides_is_missed_while_the_supervisor_reads_
     assert [watch.failure(answers=False) for _ in range(3)] == [None, None, 3]
 
 
+@pytest.mark.parametrize(("state", "codes"), [("Z", [None, -9, -9]), ("S", [None] * 3)])
+def test_the_end_of_a_supervisor_that_its_guard_does_not_see_is_missed(proc, state, codes):
+    for path in (proc[0] / str(SUPERVISOR), proc[0] / f"{SUPERVISOR}/task/{SUPERVISOR}"):
+        (path / "stat").write_text(f"{SUPERVISOR} (x) {state} {'0 ' * 48}9\n")
+    watch = FailureWatch(INNER, guards=1, grace_seconds=1.0, reaps=False, proc=str(proc[0]))
+    assert [watch.missed_end() for _ in range(3)] == codes
+
+
 HIDING = """
 import ctypes, os, sys, time
 from cpulaunch.launch.process.watchdog import FailureWatch
