@@ -129,10 +129,10 @@ def kill_children(
     Does not wait for one that it may not signal, nor for one that has ended and that a process from outside the launch
     traces and does not let go of. Removes that shared memory. `since`: by default the start of this process.
     """
-    since = started_at(os.getpid()) if since is None else since
     before: list[int] = []
     rounds = 0
     while killed := [pid for pid in own_children() - spared if signal_process(pid, signal.SIGKILL)]:
+        since = started_at(os.getpid()) if since is None else since  # After the first kill, as it may fail.
         rounds = rounds + 1 if killed == before else 0
         if rounds:
             kill_descendants(spared)  # A process below them holds them at their end.
@@ -140,7 +140,7 @@ def kill_children(
             spared |= frozenset(filter(has_ended_traced, killed))
         before = killed
         ended |= _reap_all(killed, since)
-    return remove_shared_memory(ended, since=since)  # Others that were killed used what is left of it.
+    return since is None or remove_shared_memory(ended, since=since)  # Others that were killed used what is left of it.
 
 
 def _reap_all(killed: list[int], since: float) -> frozenset[int]:

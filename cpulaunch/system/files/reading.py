@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 MAX_PROC = 1 << 24
+FIRST_BYTES = 1 << 12
+"""Are read first, as a process may be without memory for more (RLIMIT_AS), and most files are shorter."""
 KERNEL_FILES = {0x9FA0, 0x62656572, 0x64626720, 0x74726163}
 """Of procfs, sysfs, debugfs and tracefs. Source: statfs(2), f_type."""
 STATFS_BYTES = 256
@@ -207,8 +209,9 @@ def _lines(data: bytes) -> Iterator[str]:
 
 def read_from(fd: int, max_bytes: int) -> bytes:
     """What a descriptor of a regular file yields from its position on, at most so many bytes. Raises: OSError."""
-    parts = []
-    while max_bytes > 0 and (part := os.read(fd, min(max_bytes, 1 << 20))):
+    parts, most = [], FIRST_BYTES
+    while max_bytes > 0 and (part := os.read(fd, min(max_bytes, most))):
         parts.append(part)
         max_bytes -= len(part)
+        most = min(2 * most, 1 << 20)
     return b"".join(parts)

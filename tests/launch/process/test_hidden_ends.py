@@ -154,8 +154,9 @@ def test_nothing_is_left_of_a_killed_guard_whose_supervisor_is_traced(launcher, 
     eventually(lambda: not alive(worker), "the end of the worker")
 
 
-WITHOUT_DESCRIPTORS = """
+WITH_LIMIT = """
     import resource
+    limit = getattr(resource, f"RLIMIT_{sys.argv[1]}")
     if os.fork() == 0:
         for _ in range(3):
             os.setsid()
@@ -167,18 +168,20 @@ WITHOUT_DESCRIPTORS = """
         time.sleep(0.01)
     supervisor = os.getppid()
     for pid in (supervisor, parent(supervisor), parent(parent(supervisor))):
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+        resource.prlimit(pid, limit, (0, 0))
 """
 
 
+@pytest.mark.parametrize("limit", ["NOFILE", "AS", "DATA"])
 @pytest.mark.parametrize(
     ("end", "codes"),
     [("os.kill(supervisor, signal.SIGKILL)", (128 + signal.SIGKILL,)), ("sys.exit(3)", (1, 3, 125))],
     ids=["supervisor killed", "worker failed"],
 )
-def test_a_launch_whose_descriptors_a_worker_takes_away_leaves_no_process(launcher, end, codes):
+def test_a_launch_whose_descriptors_or_memory_a_worker_limits_leaves_no_process(launcher, prefix, limit, end, codes):
     """Any process may set the limits of others of its user, by which a launcher may fail. Source: prlimit(2)."""
-    process = launcher.start(python(f"{SAYING}{WITHOUT_DESCRIPTORS}    {end}\n"), SLEEPER, grace_seconds=GRACE)
+    worker = python(f"{SAYING}{WITH_LIMIT}    {end}\n", limit)
+    process = launcher.start(worker, SLEEPER, prefix=prefix, grace_seconds=GRACE)
     assert process.wait(GRACE + SLACK_SECONDS) in codes
     assert not alive(launcher.pid("daemon"))
 
