@@ -11,6 +11,7 @@ import select
 import time
 
 from cpulaunch.system.files.reading import read_proc
+from cpulaunch.system.process_state import PARENT, stat_field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
 """Where systemd mounts version 2: alone, or beside version 1."""
 
 PREFIX = "cpulaunch-"
+MOST_GUARDS = 3
+"""Above the supervisor, each the parent of the next one."""
+
 REMOVAL_SECONDS = 2.0
 """How long killed processes may take to leave a cgroup; a process that the kernel cannot interrupt takes longer."""
 
@@ -111,7 +115,15 @@ def move_to_cgroup(path: str, pid: int) -> bool:
 
 
 def kill_cgroup(path: str) -> None:
-    """Effect: the kernel kills every process in the cgroup and below it, and what they fork meanwhile."""
+    """Effect: the kernel kills every process in the cgroup and below it, and what they fork meanwhile.
+
+    But neither this process nor the guards above it: a worker of root may have moved them there.
+    """
+    pid: int | None = os.getpid()
+    for _ in range(MOST_GUARDS + 1):
+        if pid and any(f"{own}/".startswith(f"{path}/") for own in _cgroup_paths(pid, "/proc", MOUNTS)):
+            move_to_cgroup(os.path.dirname(path), pid)
+        pid = stat_field(pid, PARENT) if pid else None
     _write(f"{path}/cgroup.kill", "1")
 
 

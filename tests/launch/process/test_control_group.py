@@ -21,6 +21,7 @@ from cpulaunch.system.control_group import (
 )
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import chain
+from tests.launch.process.test_hostile_workers import GRACE, SAYING
 from tests.strangers import as_other_user, needs_root
 
 SLEEPER = "import time; time.sleep(600)"
@@ -92,6 +93,34 @@ def test_a_guard_that_a_worker_has_frozen_goes_on(launcher, cgroup, first):
     lock = make_cgroup(cgroup)  # Held, as the launch removes what has this name and is left over.
     assert launcher.run(python(FREEZES_THE_GUARD, cgroup, str(first)), log_dir="logs").code == 0
     os.close(lock)
+
+
+MOVES_THE_GUARDS = """
+    def move(pid, name):
+        with open(f"{sys.argv[1]}/{name}/cgroup.procs", "w") as file:
+            file.write(str(pid))
+    (own,) = [line[3:].strip() for line in open("/proc/self/cgroup") if line.startswith("0::")]
+    supervisor = os.getppid()
+    inner = parent(supervisor)
+    for guard in (inner, parent(inner)):
+        move(guard, os.path.basename(own))
+    if os.fork() == 0:
+        os.setsid()
+        say("daemon")
+        time.sleep(600)
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+    move(int(open("daemon").read()), "")
+    exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(supervisor, signal.SIGKILL)", 137)])
+def test_guards_that_a_worker_has_moved_into_the_cgroup_of_their_launch_do_not_end_with_it(launcher, cgroup, end, code):
+    worker = python(SAYING + MOVES_THE_GUARDS, os.path.dirname(cgroup), end)
+    process = launcher.start(worker, python(SLEEPER), grace_seconds=GRACE)
+    assert process.wait(timeout=60) == code
+    assert not alive(launcher.pid("daemon"))
 
 
 @needs_root
