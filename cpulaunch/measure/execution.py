@@ -27,6 +27,7 @@ from cpulaunch.measure.last_message import last_message
 from cpulaunch.measure.metric_choice import of_all_workers, overload_text
 from cpulaunch.measure.samples import WALL_TIME, MetricChoice, Sample, Side
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError, quoted
+from cpulaunch.records.plan import LARGEST_METRIC
 from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.reading import read_start
@@ -219,37 +220,59 @@ def _launch_cpulaunch(
     child = run_child(command, setup.child, limit_seconds=limit, guarded=True)
     # After a failure, what is there may be the program's: it may have ended the launch, or kept it from writing.
     report = _read_report(path) if setup.reports and child.exit_code == 0 else None
-    metrics = {} if report is None else _of_all_workers(report.get("metrics"), choice)
+    metrics = {} if report is None else _of_all_workers(report["metrics"], choice)
     return _Outcome(child=child, metrics=metrics, checksums=_first_checksums(report), report=report)
 
 
 def _read_report(path: str) -> dict[str, Any] | None:
-    """The report of a launch; None if it wrote none."""
+    """The report of a launch; None if it wrote none, or the program one that is none, or another folder for it."""
     name, folder = in_run_directory(path)
     try:
+        if not os.path.samestat(os.stat(path), os.stat(name, dir_fd=folder)):
+            return None
         report = json.loads(read_start(name, max_bytes=MAX_REPORT_BYTES, folder=folder))
     except (OSError, ValueError, RecursionError):
         return None
-    return report if isinstance(report, dict) else None
+    return report if _is_report(report) else None
+
+
+def _is_report(report: Any) -> bool:
+    """Whether what a measurement uses of the report has its form."""
+    if not isinstance(report, dict):
+        return False
+    plan, metrics, workers = (report.get(name) for name in ("plan", "metrics", "workers"))
+    return (
+        isinstance(plan, dict)
+        and "mode" in plan
+        and isinstance(metrics, dict)
+        and all(isinstance(each, dict) and _are_figures(each.get("values")) for each in metrics.values())
+        and isinstance(workers, list)
+        and all(isinstance(each, dict) and isinstance(each.get("checksums"), dict) for each in workers)
+    )
+
+
+def _are_figures(values: Any) -> bool:
+    """Whether these are the figures of workers, each None where one has none, of which one has."""
+    figures = [value for value in values if value is not None] if isinstance(values, list) else []
+    return bool(figures) and all(isinstance(each, int | float) and abs(each) <= LARGEST_METRIC for each in figures)
 
 
 def _first_checksums(report: Mapping[str, Any] | None) -> dict[str, Any]:
     """The checksums that the first worker of a report gave; those of the others are in the report."""
-    workers = [] if report is None else report.get("workers") or []
-    return dict(workers[0].get("checksums") or {}) if workers else {}
+    workers = [] if report is None else report["workers"]
+    return dict(workers[0]["checksums"]) if workers else {}
 
 
-def _of_all_workers(metrics: Any, choice: MetricChoice) -> dict[str, float]:
+def _of_all_workers(metrics: Mapping[str, Any], choice: MetricChoice) -> dict[str, float]:
     """The metrics of a report, each of all workers that have it."""
     chosen = choice.name if choice.pattern is None else metric_name(choice.pattern)
-    found = metrics.items() if isinstance(metrics, dict) else ()
     return {
-        str(name): of_all_workers(
-            str(name),
+        name: of_all_workers(
+            name,
             [float(value) for value in each["values"] if value is not None],
             lower=choice.lower_is_better if name == chosen else None,
         )
-        for name, each in found
+        for name, each in metrics.items()
     }
 
 

@@ -1,6 +1,8 @@
 """Samples of real launches: where the figure comes from, how launches fail, and that nothing is left of them."""
 
 import contextlib
+import json
+import math
 import os
 import pty
 import signal
@@ -11,6 +13,7 @@ import threading
 
 import pytest
 
+from cpulaunch.launch.process.run_directory import make_private_path, remove_run_directory
 from cpulaunch.measure import execution
 from cpulaunch.measure.child_process import ChildResult, ChildSetup, Pauses
 from cpulaunch.measure.execution import LaunchSetup, plain_command, take_sample
@@ -354,6 +357,58 @@ def test_a_program_that_ends_its_launch_and_writes_the_report_itself_has_failed(
     assert (found.value, found.report) == (None, None)
     assert found.failure.startswith("SIGKILL ended it")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+EXCHANGES_THE_FOLDER = """
+    import json, os
+    launcher = os.getppid()
+    while "--report" not in (words := open(f"/proc/{launcher}/cmdline").read().split("\\0")):
+        launcher = int(open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[1])
+    folder = os.path.dirname(words[words.index("--report") + 1])
+    parent, name = os.path.split(folder)
+    os.rename(parent, parent + ".moved")
+    os.makedirs(folder, 0o700)
+    with open(f"{parent}.moved/{name}/report.json", "w") as file:
+        metrics = {"throughput": {"sum": 9.0, "values": [9.0]}}
+        json.dump({"metrics": metrics, "plan": {"mode": "single"}, "workers": []}, file)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the program finds its launch in /proc")
+def test_a_program_that_exchanges_the_folder_of_its_report_has_no_figure(sample, setup, tmp_path):
+    folder = str(tmp_path / "locked")
+    make_private_path(folder)
+    setup = replace(setup, folder=folder)
+    try:
+        found = sample(EXCHANGES_THE_FOLDER, DEFAULTS, choice=MetricChoice(name="throughput"), setup=setup)
+    finally:
+        remove_run_directory(folder)
+    assert (found.value, found.failure) == (None, "it reported no metric 'throughput'")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": 5},
+        {"plan": {}},
+        {"workers": 7},
+        {"workers": [3]},
+        {"workers": [{"checksums": [1]}]},
+        {"metrics": {"x": 3}},
+        {"metrics": {"x": {"values": [None]}}},
+        {"metrics": {"x": {"values": [1.0, "1e400"]}}},
+        {"metrics": {"x": {"values": [10**400]}}},
+        {"metrics": {"x": {"values": [math.inf]}}},
+    ],
+    ids=lambda changes: str(changes)[:50],
+)
+def test_a_report_of_another_form_is_none(tmp_path, changes):
+    report = {"plan": {"mode": "single"}, "metrics": {"x": {"values": [1, None]}}, "workers": [{"checksums": {}}]}
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    assert execution._read_report(str(path)) == report
+    path.write_text(json.dumps({**report, **changes}))
+    assert execution._read_report(str(path)) is None
 
 
 @SIDES
