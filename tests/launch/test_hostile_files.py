@@ -1,5 +1,6 @@
 """Workers and other users that replace the files of a launch: nothing else is touched, and the launch goes on."""
 
+import ctypes
 import json
 import os
 import socket
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.launch.hosts.agent.logs import LogFolder, open_log_folder
-from cpulaunch.launch.ranks.files import make_run_folder
+from cpulaunch.launch.ranks.files import make_rank_files, make_run_folder
 from cpulaunch.records.errors import CpulaunchError, LaunchError
 from cpulaunch.system.files.outputs import REPORT, check_path, save_output
 from tests import json_output
@@ -184,6 +185,37 @@ def test_the_files_of_a_secure_log_folder_are_named_without_its_links(tmp_path):
     os.close(folder.fd)
     assert folder.secure
     assert os.path.dirname(folder.path) == str(tmp_path / "real")
+
+
+@pytest.fixture
+def mapping_share(strangers, victim):
+    """A folder of root, who can write only what belongs to the other user there, as on a share that maps users."""
+    os.chown(strangers, 0, 0)
+    strangers.chmod(0o1777)
+    libc = ctypes.CDLL(None)
+    libc.setfsuid(UID)
+    try:
+        yield strangers
+    finally:
+        libc.setfsuid(0)
+
+
+@needs_root
+def test_on_a_share_that_gives_roots_files_to_another_user_no_link_is_followed(mapping_share, victim):
+    plan = SimpleNamespace(launch=SimpleNamespace(log_dir=str(mapping_share)))
+    folder = make_run_folder(plan, None, environ={}, run_id="run")
+    assert not folder.secure
+    files = make_rank_files(folder, restarts=0, ranks=2, private=str(mapping_share))
+    os.close(files.open_log("0/stdout.log"))
+    as_stranger(lambda: os.rmdir(f"{folder.path}/attempt_0/1"))
+    as_stranger(lambda: os.symlink(victim, f"{folder.path}/attempt_0/1"))
+    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+        files.open_log("1/stdout.log")
+    with open(files.error_file(1), "w") as file:
+        file.write("why")
+    files.close()
+    with pytest.raises(LaunchError, match="logs of torch's agent cannot be on a share"):
+        open_log_folder(str(mapping_share), "run")
 
 
 @needs_root

@@ -17,11 +17,11 @@ from cpulaunch.launch.supervision.error_file import MAX_BYTES
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
-from cpulaunch.system.files.folders import make_folder, remove_folder, unpredictable
+from cpulaunch.system.files.folders import make_folder, open_own, remove_folder, unpredictable
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.trust import secure_path
-from cpulaunch.system.files.writing import create, create_with
+from cpulaunch.system.files.writing import create
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,9 +75,18 @@ class RankFiles:
             return os.path.join(str(local_rank), ERROR_FILE), self.fd
         return in_run_directory(self.error_file(local_rank))
 
-    def open_log(self, name: str) -> int:
-        """A descriptor of a new file in the directory. Raises: OSError."""
-        return create(name, mode=0o666, folder=self.fd)
+    def open_log(self, name: str, *, mode: int = 0o666) -> int:
+        """A descriptor of a new file in the directory, or in that of a rank. Raises: OSError.
+
+        Where another user owns the directory, as on a share that maps users, a link may be in place of a rank's one.
+        """
+        directory, name = os.path.split(name)
+        folder = self.fd if not directory or self.fd is None else open_own(directory, folder=self.fd)
+        try:
+            return create(name, mode=mode, folder=folder)
+        finally:
+            if folder is not None and folder != self.fd:
+                os.close(folder)
 
     def close(self) -> None:
         """Effect: the error files are in the ranks' directories, and the descriptor is closed."""
@@ -87,7 +96,8 @@ class RankFiles:
             try:
                 name, folder = self.opened_error_file(local_rank)
                 data = read_start(name, max_bytes=MAX_BYTES, folder=folder)
-                create_with(os.path.join(str(local_rank), ERROR_FILE), data, folder=self.fd)
+                with open(self.open_log(os.path.join(str(local_rank), ERROR_FILE), mode=0o600), "wb") as file:
+                    file.write(data)
             except OSError:
                 continue  # The rank has recorded no error, or some rank has removed a folder.
         os.close(self.fd)
@@ -117,11 +127,11 @@ def _folder_in(log_dir: str, prefix: str) -> RunFolder:
     try:
         name = unpredictable(prefix)
         fd = make_folder(name, folder=parent)
-        secure = secure_path(log_dir, parent)
     finally:
         os.close(parent)
-    path = os.path.join(secure or os.path.abspath(log_dir), name)
-    return RunFolder(path=path, kept=True, fd=fd, secure=secure is not None)
+    path = os.path.join(log_dir, name)
+    secure = secure_path(path, fd)  # A share may have given it to another user, as NFS does with root's.
+    return RunFolder(path=secure or os.path.abspath(path), kept=True, fd=fd, secure=secure is not None)
 
 
 def rank_files(folder: RunFolder, *, restarts: int) -> RankFiles:

@@ -125,6 +125,14 @@ def _is_own(folder: int) -> bool:
         return False
 
 
+def owner_of_new_files(folder: int) -> int:
+    """The user id of the owner of what this user makes in an opened folder: another one where a share maps users.
+
+    Effect: makes a file, and removes it. Raises: OSError.
+    """
+    return _of_new_file(folder).st_uid
+
+
 def _of_new_file(folder: int) -> os.stat_result:
     """The status of a private file in the folder: a file system may keep no owners or modes, as of CIFS.
 

@@ -10,7 +10,7 @@ import os
 from cpulaunch.launch.ranks.files import log_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.folders import make_folder, unpredictable
+from cpulaunch.system.files.folders import make_folder, owner_of_new_files, unpredictable
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.trust import secure_path
 
@@ -33,12 +33,24 @@ def open_log_folder(log_dir: str, run_id: str) -> LogFolder:
     try:
         folder = open_folder(log_dir, make=0o777)
         try:
+            _check_owner(log_dir, folder)
             secure = secure_path(log_dir, folder)
             return _own_folder(log_dir, folder, run_id) if secure is None else LogFolder(path=secure)
         finally:
             os.close(folder)
     except OSError as error:
         raise log_error(log_dir, error) from None
+
+
+def _check_owner(log_dir: str, folder: int) -> None:
+    """Raises: LaunchError if another user owns what this one writes there, and so may put links in its place."""
+    if (owner := owner_of_new_files(folder)) != os.geteuid():
+        raise LaunchError(
+            "logs of torch's agent cannot be on a share that gives your files to another user",
+            value=log_dir,
+            source=f"user {owner}",
+            hint="give a --log-dir on another file system, or run as that user",
+        )
 
 
 def _own_folder(log_dir: str, folder: int, run_id: str) -> LogFolder:
