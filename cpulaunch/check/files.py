@@ -11,7 +11,8 @@ from pathlib import Path
 
 from cpulaunch.check.findings import ProgramFile, Unreadable
 from cpulaunch.records.record import record
-from cpulaunch.system.files.paths import have_one_owner, is_trusted, may_be_strangers_name
+from cpulaunch.system.files.owners import have_one_owner, is_trusted
+from cpulaunch.system.files.paths import FOLDER, may_be_strangers_name
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace_unchanged
 
@@ -154,7 +155,7 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
         path = os.path.join(place, "pyproject.toml")
         try:
             data, status, trusted = _read(path)
-            if _may_be_strangers(status, os.stat(place)):
+            if _may_be_strangers(status, place):
                 notify(f"warning: {path} is passed over: another user may have put it there, or written it")
             elif trusted or have_one_owner(status, start_status):
                 if len(data) > MAX_BYTES:
@@ -170,11 +171,15 @@ def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, 
         place = parent
 
 
-def _may_be_strangers(status: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether another user may have linked a file into a folder that everyone may write, be it of a trusted owner.
+def _may_be_strangers(status: os.stat_result, place: str) -> bool:
+    """Whether another user may have linked a file into a folder that others may write, be it of a trusted owner.
 
-    Its other names may be gone. Where a mount shows all as writable, its folders are not sticky.
+    Its other names may be gone. Where a mount shows all as writable, its folders are not sticky. Raises: OSError.
     """
     shared = stat.S_ISVTX | stat.S_IWOTH
-    is_written = folder.st_mode & shared == shared and bool(status.st_mode & stat.S_IWOTH)
-    return is_written or may_be_strangers_name(status, folder)
+    folder = os.open(place, FOLDER)
+    try:
+        is_written = os.fstat(folder).st_mode & shared == shared and bool(status.st_mode & stat.S_IWOTH)
+        return is_written or may_be_strangers_name(status, folder)
+    finally:
+        os.close(folder)

@@ -16,7 +16,8 @@ from cpulaunch.records.errors import UsageError
 from cpulaunch.records.settings import setting_specs
 from cpulaunch.records.value_types import ValueType
 from cpulaunch.system.files.caches import others_write
-from cpulaunch.system.files.paths import is_trusted_in, open_folder
+from cpulaunch.system.files.owners import is_trusted_in
+from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import open_regular
 
 MAX_BYTES = 64 * 1024

@@ -64,15 +64,16 @@ def test_a_name_that_is_no_command_is_refused_before_anything_is_measured(cpulau
     done = cpulaunch(*MEASURE[name], "uvicorn", "app:app")
     assert (done.returncode, done.stdout) == (127, "")
     assert "uvicorn" in done.stderr
-    assert "to use that of the current folder, in which everyone may write, write ./uvicorn" in done.stderr
+    assert "to use that of the current folder, in which others may write, write ./uvicorn" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("mode", "file_mode", "owner", "clause"),
     [
-        (0o1777, 0o755, UID, ", in which everyone may write"),
-        (0o777, 0o777, 0, ", in which everyone may write"),
+        (0o1777, 0o755, UID, ", in which others may write"),
+        (0o777, 0o777, 0, ", in which others may write"),
         (0o775, 0o755, UID, ", though another user owns it"),
+        (0o775, 0o755, 0, ""),
         (0o755, 0o755, 0, ""),
     ],
 )

@@ -188,8 +188,10 @@ def _refusal(name: str) -> str:
     """Why this name alone does not stand for what has it in the current folder, as a clause; empty if it does."""
     if is_meant(name):
         return ""
-    is_open = os.stat(os.curdir).st_mode & stat.S_IWOTH
-    return ", in which everyone may write" if is_open else ", though another user owns it"
+    from cpulaunch.system.files.owners import is_trusted
+
+    is_open = os.stat(os.curdir).st_mode & stat.S_IWOTH or is_trusted(os.lstat(name))
+    return ", in which others may write" if is_open else ", though another user owns it"
 
 
 def _not_executable(what: str, path: str, mode: int) -> NotExecutableError:

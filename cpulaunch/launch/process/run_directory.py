@@ -15,9 +15,16 @@ from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.record import record
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.control_group import kill_cgroup, remove_cgroup
-from cpulaunch.system.files.folders import make_folder, remove_if_empty, remove_path, remove_renamed, unpredictable
+from cpulaunch.system.files.folders import (
+    make_folder,
+    make_secure_folder,
+    remove_if_empty,
+    remove_path,
+    remove_renamed,
+    unpredictable,
+)
 from cpulaunch.system.files.paths import open_folder
-from cpulaunch.system.files.trust import is_secure, make_secure_folder, secure_path
+from cpulaunch.system.files.trust import is_secure, secure_path
 from cpulaunch.system.files.writing import create, create_unnamed
 
 TYPE_CHECKING = False

@@ -21,7 +21,7 @@ from cpulaunch.system.files.folders import make_folder, open_own, remove_folder,
 from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import read_start
 from cpulaunch.system.files.trust import secure_path
-from cpulaunch.system.files.writing import create
+from cpulaunch.system.files.writing import create, create_with
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class RankFiles:
             return os.path.join(str(local_rank), ERROR_FILE), self.fd
         return in_run_directory(self.error_file(local_rank))
 
-    def open_log(self, name: str, *, mode: int = 0o666) -> int:
+    def open_log(self, name: str) -> int:
         """A descriptor of a new file in the directory, or in that of a rank. Raises: OSError.
 
         Where another user owns the directory, as on a share that maps users, a link may be in place of a rank's one.
@@ -83,7 +83,7 @@ class RankFiles:
         directory, name = os.path.split(name)
         folder = self.fd if not directory or self.fd is None else open_own(directory, folder=self.fd)
         try:
-            return create(name, mode=mode, folder=folder)
+            return create(name, mode=0o666, folder=folder)
         finally:
             if folder is not None and folder != self.fd:
                 os.close(folder)
@@ -94,13 +94,19 @@ class RankFiles:
             return
         for local_rank in range(0 if self.errors is None else self.ranks):
             try:
-                name, folder = self.opened_error_file(local_rank)
-                data = read_start(name, max_bytes=MAX_BYTES, folder=folder)
-                with open(self.open_log(os.path.join(str(local_rank), ERROR_FILE), mode=0o600), "wb") as file:
-                    file.write(data)
+                self._copy_error_file(local_rank)
             except OSError:
                 continue  # The rank has recorded no error, or some rank has removed a folder.
         os.close(self.fd)
+
+    def _copy_error_file(self, local_rank: int) -> None:
+        name, folder = self.opened_error_file(local_rank)
+        data = read_start(name, max_bytes=MAX_BYTES, folder=folder)
+        directory = open_own(str(local_rank), folder=self.fd)
+        try:
+            create_with(ERROR_FILE, data, folder=directory)
+        finally:
+            os.close(directory)
 
 
 def writes_logs(plan: LaunchPlan, job: JobPlan) -> bool:

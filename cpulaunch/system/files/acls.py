@@ -6,7 +6,7 @@ import errno
 import os
 
 from cpulaunch.system.files.mounts import is_own_name
-from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
+from cpulaunch.system.files.owners import is_ambiguous, is_unmapped
 from cpulaunch.system.files.reading import read_proc
 
 TYPE_CHECKING = False

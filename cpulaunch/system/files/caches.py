@@ -9,7 +9,8 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import WRITABLE_BY_OTHERS, is_own, is_trusted, open_folder
+from cpulaunch.system.files.owners import WRITABLE_BY_OTHERS, is_own, is_trusted
+from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import open_regular, read_from
 from cpulaunch.system.files.writing import replace
 

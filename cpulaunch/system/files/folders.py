@@ -15,8 +15,10 @@ from itertools import islice
 if sys.platform != "win32":  # The worker's package is imported there too.
     import fcntl
 
-from cpulaunch.system.files.paths import is_own, is_unmapped, open_folder
+from cpulaunch.system.files.owners import is_own, is_unmapped
+from cpulaunch.system.files.paths import open_folder
 from cpulaunch.system.files.reading import open_here, open_regular
+from cpulaunch.system.files.trust import insecure_part, lets_others_make
 from cpulaunch.system.files.writing import create, remove
 
 TYPE_CHECKING = False
@@ -374,3 +376,31 @@ def _without_rest(folder: int) -> Iterator[str]:
                         yield entry.name
     except OSError:
         return
+
+
+def make_secure_folder(path: str) -> str:
+    """The path without links of this folder, which no other user can change, and in which none can make anything: for
+    libraries that open files by paths.
+
+    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
+    path, before anything is made.
+    """
+    real = os.path.realpath(path)
+    while not os.path.lexists(real):
+        real = os.path.dirname(real)
+    _check(insecure_part(real), path)
+    folder = open_folder(path, make=0o700)
+    try:
+        real, status = os.path.realpath(path), os.fstat(folder)
+        _check(insecure_part(real), path)
+        _check(f"{real} may be written by others" if lets_others_make(real, status) else None, path)
+        if os.path.samestat(status, os.lstat(real)):
+            return real
+    finally:
+        os.close(folder)
+    raise PermissionError(errno.EPERM, "it was replaced meanwhile", path)
+
+
+def _check(reason: str | None, path: str) -> None:
+    if reason is not None:
+        raise PermissionError(errno.EPERM, f"{reason}, so that other users can change it", path)

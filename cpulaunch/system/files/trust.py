@@ -10,14 +10,13 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import (
+from cpulaunch.system.files.owners import (
     PATH_ONLY,
     WRITABLE_BY_OTHERS,
     count_link,
     is_ambiguous,
     is_trusted,
     is_unmapped,
-    open_folder,
     open_path,
 )
 
@@ -50,7 +49,7 @@ def untrusted_part(path: str, *, may_be_missing: bool = False) -> str | None:
         is_closed = isinstance(error, PermissionError)
         if may_be_missing and error.filename is not None and (is_missing or is_closed):  # Else a FUSE answers so.
             parent = os.path.dirname(where)
-            if not _is_shared(parent, os.stat(parent)):
+            if not lets_others_make(parent, os.stat(parent)):
                 return None
         return f"{where} {'is missing' if is_missing else f'cannot be checked ({error.strerror})'}"
     except ValueError as error:  # It has a NUL, as a file may name it.
@@ -62,7 +61,7 @@ def untrusted_folder(path: str) -> str | None:
     if (reason := untrusted_part(path, may_be_missing=True)) is not None:
         return reason
     try:
-        return f"{path} may be written by others" if _is_shared(path, os.stat(path)) else None
+        return f"{path} may be written by others" if lets_others_make(path, os.stat(path)) else None
     except OSError:
         return None
 
@@ -106,15 +105,49 @@ def insecure_part(path: str) -> str | None:
     group's permission does not count, as a umask gives it to all that is in a home. Others' does: what is mounted from
     there elsewhere, or held by a process that was there before, they reach.
     """
-    closed = False
-    for part in _parts(path):
-        where, status, trusted, _ = part
+    for part, closed in _folders(path):
+        where, status = part[:2]
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
         if (reason := _writer(part, first_level=True, closed=closed)) is not None:
             return f"{where} {reason}"
-        closed = closed or (trusted and not status.st_mode & OPEN_TO_OTHERS)
     return None
+
+
+def _folders(path: str) -> Iterator[tuple[Part, bool]]:
+    """The parts of a path without links, each with whether others cannot enter a folder above it."""
+    closed = False
+    for part in _parts(path):
+        yield part, closed
+        closed = closed or (part[2] and not part[1].st_mode & OPEN_TO_OTHERS)
+
+
+def renamer(folder: int) -> str | None:
+    """Which other user or group may rename what is in an opened folder, links and files of this user too, as text.
+
+    None if none may: so where the folder is sticky, and its owner is trusted. Raises: OSError.
+    """
+    part, closed = _opened(folder)
+    return _writer(part, first_level=True, closed=closed)
+
+
+def maker(folder: int) -> str | None:
+    """Which other user or group may make names in an opened folder, as text; None if none may. Raises: OSError."""
+    part, closed = _opened(folder)
+    return _writer(part, first_level=True, closed=closed) or _mode_writer(part[0], part[1], closed=closed)
+
+
+def _opened(folder: int) -> tuple[Part, bool]:
+    """The part that an opened folder is, and whether others cannot enter a folder above it. Raises: OSError."""
+    descriptor, status = f"/proc/self/fd/{folder}", os.fstat(folder)
+    try:
+        path = os.readlink(descriptor)
+    except OSError:  # There is no /proc.
+        return (descriptor, status, is_trusted(status, folder), None), False
+    *_, (part, closed) = _folders(path)
+    if not os.path.samestat(part[1], status):
+        raise OSError(errno.ESTALE, "it was replaced meanwhile", path)
+    return part, closed
 
 
 def is_reachable(path: str) -> bool:
@@ -133,34 +166,6 @@ def secure_path(path: str, folder: int) -> str | None:
     except OSError:
         return None
     return resolved if same else None
-
-
-def make_secure_folder(path: str) -> str:
-    """The path without links of this folder, which no other user can change, and in which none can make anything: for
-    libraries that open files by paths.
-
-    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
-    path, before anything is made.
-    """
-    real = os.path.realpath(path)
-    while not os.path.lexists(real):
-        real = os.path.dirname(real)
-    _check(insecure_part(real), path)
-    folder = open_folder(path, make=0o700)
-    try:
-        real, status = os.path.realpath(path), os.fstat(folder)
-        _check(insecure_part(real), path)
-        _check(f"{real} may be written by others" if _is_shared(real, status) else None, path)
-        if os.path.samestat(status, os.lstat(real)):
-            return real
-    finally:
-        os.close(folder)
-    raise PermissionError(errno.EPERM, "it was replaced meanwhile", path)
-
-
-def _check(reason: str | None, path: str) -> None:
-    if reason is not None:
-        raise PermissionError(errno.EPERM, f"{reason}, so that other users can change it", path)
 
 
 def _parts(path: str) -> Iterator[Part]:
@@ -228,7 +233,7 @@ def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> s
     return _mode_writer(where, status, closed=closed)
 
 
-def _is_shared(where: str, folder: os.stat_result) -> bool:
+def lets_others_make(where: str, folder: os.stat_result) -> bool:
     """Whether others can make files in a folder that is safe because it is sticky."""
     return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder) is not None
 

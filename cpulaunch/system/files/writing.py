@@ -10,18 +10,8 @@ import errno
 import os
 import stat
 
-from cpulaunch.system.files.paths import (
-    FOLDER,
-    PATH_ONLY,
-    Place,
-    have_one_owner,
-    is_own,
-    is_shared,
-    is_trusted,
-    is_trusted_in,
-    locate,
-    may_be_strangers_name,
-)
+from cpulaunch.system.files.owners import PATH_ONLY, have_one_owner, is_own, is_shared, is_trusted, is_trusted_in
+from cpulaunch.system.files.paths import FOLDER, Place, locate, may_be_strangers_name
 from cpulaunch.system.files.special import file_id, keep
 
 TYPE_CHECKING = False
@@ -318,8 +308,8 @@ def _check_owner(status: os.stat_result, place: Place) -> None:
     if stat.S_ISFIFO(status.st_mode) and not is_trusted_in(status, place.folder):
         reason = f"{place.name} is a named pipe of another user (uid {status.st_uid})"
         raise PermissionError(errno.EPERM, reason, place.name)
-    if not stat.S_ISREG(status.st_mode) and may_be_strangers_name(status, os.fstat(place.folder)):
-        reason = f"{place.name} is a pipe or device with several names, where everyone may write"
+    if not stat.S_ISREG(status.st_mode) and may_be_strangers_name(status, place.folder):
+        reason = f"{place.name} is a pipe or device with several names, where others may write"
         raise PermissionError(errno.EPERM, reason, place.name)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from cpulaunch.records.torch_settings import TorchSettings
 from cpulaunch.system.files.caches import user_cache
-from cpulaunch.system.files.trust import is_reachable, make_secure_folder
+from cpulaunch.system.files.folders import make_secure_folder
+from cpulaunch.system.files.trust import is_reachable
 from cpulaunch.worker.reporting.degradation import warned
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

@@ -6,6 +6,9 @@ import pytest
 
 import cpulaunch
 from cpulaunch.system.files.paths import is_of_current_folder, without_relative_folders
+from tests.strangers import UID, as_other_user, folder_of_stranger, needs_root
+
+strangers = pytest.fixture(folder_of_stranger)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +34,20 @@ def test_a_name_that_anyone_may_have_given_or_written_is_not_meant(
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv").chmod(0o777)  # As some mounts show all folders.
     assert is_of_current_folder("venv")
+
+
+@needs_root
+@pytest.mark.parametrize(("group", "mode", "is_meant"), [(UID, 0o2775, False), (0, 0o2775, True), (UID, 0o3775, True)])
+def test_a_file_that_a_member_of_the_group_renamed_is_not_meant(
+    tmp_path, strangers, monkeypatch, group, mode, is_meant
+):
+    os.chown(strangers, 0, group)
+    strangers.chmod(mode)
+    (strangers / "wipe_results.py").write_text("")
+    monkeypatch.chdir(strangers)
+    assert as_other_user(lambda: os.rename("wipe_results.py", "python")) == (mode == 0o2775 and group == UID)
+    (strangers / "python").touch()
+    assert is_of_current_folder("python") == is_meant
 
 
 def test_of_relative_entries_of_pythonpath_one_that_leads_to_cpulaunch_is_made_absolute(tmp_path, monkeypatch):

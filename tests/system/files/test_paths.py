@@ -9,7 +9,7 @@ import pytest
 from reached import located, opened
 
 from cpulaunch.system.files.paths import locate, open_folder
-from cpulaunch.system.files.writing import check_output
+from cpulaunch.system.files.writing import check_output, open_log, write_output
 from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
@@ -75,20 +75,21 @@ def test_links_of_another_user_are_not_followed_by_root(tmp_path, strangers):
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_links_with_several_names_are_not_followed_where_everyone_may_write(tmp_path):
+def test_links_with_several_names_are_not_followed_where_others_may_write(tmp_path):
     """Where hard links are not protected, anyone gives root's links names there."""
     (tmp_path / "logs").mkdir()
     (tmp_path / "link").symlink_to("logs")
     os.link(tmp_path / "link", tmp_path / "other", follow_symlinks=False)
     assert opened(tmp_path / "other") == str(tmp_path / "logs")
     tmp_path.chmod(0o1777)
+    assert opened(tmp_path / "logs") == str(tmp_path / "logs")
     for path in (tmp_path / "other", tmp_path / "other/below"):
-        with pytest.raises(PermissionError, match="with several names, where everyone may write"):
+        with pytest.raises(PermissionError, match="with several names, where others may write"):
             open_folder(str(path), make=0o755)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))])
-def test_pipes_and_devices_with_several_names_are_not_written_to_where_everyone_may_write(tmp_path, make):
+def test_pipes_and_devices_with_several_names_are_not_written_to_where_others_may_write(tmp_path, make):
     try:
         make(tmp_path / "one")
     except PermissionError:
@@ -96,14 +97,72 @@ def test_pipes_and_devices_with_several_names_are_not_written_to_where_everyone_
     os.link(tmp_path / "one", tmp_path / "report.json")
     check_output(str(tmp_path / "report.json"))
     tmp_path.chmod(0o1777)
-    with pytest.raises(PermissionError, match="with several names, where everyone may write"):
+    with pytest.raises(PermissionError, match="with several names, where others may write"):
         check_output(str(tmp_path / "report.json"))
 
 
 @needs_root
-def test_links_of_root_are_followed_in_another_users_folder(tmp_path, strangers):
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "reason"),
+    [
+        (0, 0, 0o755, None),
+        (0, 0, 0o2775, None),
+        (0, UID, 0o2775, f"may be written by group {UID}"),
+        (0, UID, 0o3775, None),
+        (0, 0, 0o777, "may be written by everyone"),
+        (0, 0, 0o1777, None),
+        (UID, UID, 0o755, f"belongs to user {UID}"),
+        (UID, 0, 0o1777, f"belongs to user {UID}"),
+    ],
+)
+def test_links_are_followed_where_others_can_give_them_no_other_name(tmp_path, strangers, owner, group, mode, reason):
+    """They would give root's link to any file the name of a report."""
     (strangers / "link").symlink_to(tmp_path)
-    assert opened(strangers / "link") == str(tmp_path)
+    os.chown(strangers, owner, group)
+    strangers.chmod(mode)
+    if reason is None:
+        assert (opened(strangers / "link"), located(strangers / "link")[0]) == (str(tmp_path), str(tmp_path))
+    else:
+        for call in (locate, open_folder):
+            with pytest.raises(PermissionError, match=f"link is a symbolic link that others can rename: .* {reason}"):
+                call(str(strangers / "link"))
+
+
+@needs_root
+def test_a_link_is_not_followed_by_the_name_that_a_member_of_the_group_gave_it(tmp_path, strangers):
+    os.chown(strangers, 0, UID)
+    strangers.chmod(0o2775)
+    (strangers / "keep.txt").symlink_to(tmp_path / "keep.txt")
+    (tmp_path / "keep.txt").write_text("keep")
+    as_stranger(lambda: os.rename(strangers / "keep.txt", strangers / "report.json"))
+    for write in (write_output, lambda path, _: os.close(open_log(path))):
+        with pytest.raises(OSError, match="that others can rename"):
+            write(str(strangers / "report.json"), b"overwritten")
+    assert (tmp_path / "keep.txt").read_text() == "keep"
+
+
+@needs_root
+def test_own_links_are_followed_where_a_umask_lets_a_private_group_write(strangers):
+    strangers.chmod(0o775)
+
+    def follow():
+        os.mkdir(strangers / "real")
+        os.symlink("real", strangers / "link")
+        assert located(strangers / "link/file")[0] == located(strangers / "real/file")[0]
+        assert located(strangers / "link")[0] == str(strangers / "real")
+
+    as_stranger(follow)
+
+
+@needs_root
+def test_own_links_are_followed_in_a_closed_home_whatever_group_may_write(tmp_path, strangers):
+    os.chown(strangers, 0, UID)
+    strangers.chmod(0o700)
+    (strangers / "project").mkdir()
+    os.chown(strangers / "project", 0, UID)
+    (strangers / "project").chmod(0o2775)
+    (strangers / "project/link").symlink_to(tmp_path)
+    assert located(strangers / "project/link")[0] == str(tmp_path)
 
 
 @needs_root

@@ -13,8 +13,9 @@ import pytest
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.system.files import trust
 from cpulaunch.system.files.acls import ACL, nfs4_writer
+from cpulaunch.system.files.folders import make_secure_folder
 from cpulaunch.system.files.mounts import mounter
-from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_folder, untrusted_part
+from cpulaunch.system.files.trust import is_secure, untrusted_folder, untrusted_part
 from tests.probe.libraries import elf_header
 from tests.strangers import UID, as_other_user, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
@@ -146,7 +147,8 @@ def test_file_systems_of_other_users_are_found(mount: str, expected: str | None)
 IN_FUSE = """
 import os, subprocess, sys, time
 from cpulaunch.system.files.caches import others_access, read_lines
-from cpulaunch.system.files.trust import is_secure, make_secure_folder, untrusted_folder, untrusted_part
+from cpulaunch.system.files.folders import make_secure_folder
+from cpulaunch.system.files.trust import is_secure, untrusted_folder, untrusted_part
 server, point, content = sys.argv[1:]
 os.mkdir(point)
 server = [sys.executable, server, point, f"lib.so={content}", f"trials={content}"]

@@ -11,7 +11,8 @@ from reached import located, opened
 
 from cpulaunch.launch.process.run_directory import _parents
 from cpulaunch.system.files.caches import others_access, read_lines
-from cpulaunch.system.files.paths import is_trusted, locate
+from cpulaunch.system.files.owners import is_trusted
+from cpulaunch.system.files.paths import locate
 from cpulaunch.system.files.trust import is_secure, untrusted_part
 from cpulaunch.system.files.writing import check_output, open_log
 from tests.strangers import OVERFLOW, UID, folder_of_stranger, in_container, in_user_namespace, needs_root

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
-from cpulaunch.system.files.paths import is_ambiguous, is_unmapped
+from cpulaunch.system.files.owners import is_ambiguous, is_unmapped
 from cpulaunch.worker.ccl.memory.library import bytes_needed, load
 from cpulaunch.worker.ccl.memory.path import MemoryPath, close_all, first_exited
 from cpulaunch.worker.ccl.wire.agreement import Agreement
