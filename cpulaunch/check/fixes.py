@@ -10,6 +10,7 @@ import libcst as cst
 from libcst import matchers
 
 from cpulaunch.check.findings import CallEdit, SourceFinding
+from cpulaunch.check.source.performance_visitor import MAX_CALL
 
 Span = tuple[int, int]
 """Where a call is in a text: the offsets of its first character, and of the one behind its last."""
@@ -81,6 +82,8 @@ def _applied_within(text: str, edits: Mapping[Span, CallEdit], offset: int) -> t
 
 def _changed(text: str, edit: CallEdit) -> str | None:
     """The text of a call after an edit; None if it is left as it is."""
+    if len(text) > MAX_CALL:
+        return None
     try:
         module = cst.parse_module(f"({text})")  # In parentheses it may go on over lines.
     except (cst.ParserSyntaxError, RecursionError):

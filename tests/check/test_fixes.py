@@ -1,6 +1,8 @@
 """Fixes keep the way a call is written, and change no text that they cannot change well."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -107,3 +109,24 @@ def test_an_added_argument_is_written_as_the_others(before: str, after: str) -> 
     new, count = fixed(text, findings(text, [rule_named("bias-before-norm")]), unsafe=True)
     assert (new, count) == (HEAD + after + rest, 1)
     assert fixed(new, findings(new, [rule_named("bias-before-norm")]), unsafe=True) == (new, 0)
+
+
+DEEP = {
+    "or": "0" + " or 0" * 20_000,
+    "comprehension": ("[1" + " for a in b" * 250 + " for a in ") * 80 + "b" + "]" * 80,
+}
+
+
+@pytest.mark.parametrize("deep", DEEP.values(), ids=DEEP)
+def test_a_call_that_would_overflow_the_stack_is_passed_over_and_others_are_not(tmp_path, deep):
+    """As libcst parses it, the process ends by SIGSEGV."""
+    load = "from torch.utils.data import DataLoader\n"
+    load += f"for batch in DataLoader(data, batch_size={deep}):\n    net(batch).backward()"
+    made = f"def f(n):\n    return torch.ones({deep}).cuda()\n"
+    (tmp_path / "deep.py").write_text(f"{IMPORTS}{load}\n{made}torch.autograd.set_detect_anomaly(True)\n")
+    (tmp_path / "other.py").write_text(f"{IMPORTS}def f(n):\n    return torch.ones(n).cuda()\n")
+    command = [sys.executable, "-m", "cpulaunch", "check", "--fix", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "anomaly" in done.stdout
+    assert (tmp_path / "other.py").read_text() == f'{IMPORTS}def f(n):\n    return torch.ones(n, device="cuda")\n'

@@ -4,6 +4,9 @@ import ast
 from collections.abc import Sequence
 
 HEAD = "from torch.utils.data import DataLoader"
+MAX_CALL = 10_000
+"""Characters of a call for libcst, whose parser overflows the stack, which ends the process, some levels deeper than
+6,000: of operands of `or`, for which four characters suffice, or of `for` in a comprehension."""
 
 
 def synchronized_loaders(calls: Sequence[ast.Call]) -> list[ast.Call]:
@@ -11,14 +14,17 @@ def synchronized_loaders(calls: Sequence[ast.Call]) -> list[ast.Call]:
 
     torchfix gets a program of these calls alone: it takes seconds for a large file, and libcst, by which it reads
     programs, cannot parse all that Python can. None are found if that is so of the calls.
+    A call longer than MAX_CALL is passed over.
     """
     import libcst
     from torchfix.visitors.performance import TorchSynchronizedDataLoaderVisitor
 
     lines, by_line = [HEAD], {}
     for call in calls:
-        by_line[len(lines) + 1] = call
-        lines += ast.unparse(ast.Call(ast.Name("DataLoader"), call.args, call.keywords)).split("\n")
+        text = ast.unparse(ast.Call(ast.Name("DataLoader"), call.args, call.keywords))
+        if len(text) <= MAX_CALL:
+            by_line[len(lines) + 1] = call
+            lines += text.split("\n")
     visitor = TorchSynchronizedDataLoaderVisitor()
     try:
         libcst.MetadataWrapper(libcst.parse_module("\n".join(lines))).visit_batched([visitor])
