@@ -253,8 +253,17 @@ def _trusted_users(address: str) -> frozenset[int]:
     return frozenset() if owner is None else frozenset({ROOT_UID, owner})
 
 
+def stranger_at(server: tuple[str, int]) -> int | None:
+    """The user who listens at an address and port of this host, if it is neither this one nor root.
+
+    None if nobody else does, or the kernel does not tell. Raises: OSError if it may tell later.
+    """
+    owner, trusted = owner_of_server(server), _trusted_users(server[0])
+    return owner if trusted and owner not in trusted else None
+
+
 def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = None) -> int | None:
-    """The user of the socket that a client on this host reaches at a loopback address and port; None if unknown.
+    """The user of the socket that a client on this host reaches at one of its addresses and ports; None if unknown.
 
     It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
     listener that the kernel would give a new connection. Users without a number in this namespace are 65534.

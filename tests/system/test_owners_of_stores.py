@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.system import loopback_store
-from cpulaunch.system.loopback_store import loopback_listener, on_loopback, owner_of_server
+from cpulaunch.system.loopback_store import loopback_listener, on_loopback, owner_of_server, stranger_at
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose sockets are at a port")
@@ -277,6 +277,18 @@ def test_a_kernel_that_cannot_answer_now_is_none_that_never_tells(monkeypatch, n
 def test_an_error_that_the_kernel_answers_is_raised():
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
         loopback_store._raise_error_of(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.EINVAL) + bytes(16))
+
+
+@needs_root
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_stranger_who_listens_on_this_host_is_found(listen, monkeypatch, address):
+    for user, found in (("stranger", UID), ("own", None)):
+        _, port = listen(user, address=address)
+        assert stranger_at(("127.0.0.1", port)) == found
+    assert stranger_at(("127.0.0.1", 1)) is None, "where nobody listens"
+    _, port = listen("stranger")
+    monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 99)
+    assert stranger_at(("127.0.0.1", port)) is None, "where the kernel does not tell"
 
 
 @needs_root

@@ -37,6 +37,7 @@ from cpulaunch.records.endpoint import split_endpoint, with_brackets
 from cpulaunch.records.errors import LaunchError, ProbeError, UsageError
 from cpulaunch.records.plan import JobPlan, Rendezvous, StreamsPlan
 from cpulaunch.records.record import replace
+from cpulaunch.system import loopback_store
 from cpulaunch.system.files.reading import mark_lost
 from cpulaunch.system.files.writing import create
 from cpulaunch.system.routes import Route, route_to
@@ -211,6 +212,16 @@ def test_a_server_that_accepts_connections_and_never_answers_is_an_error(backend
         joining = HostRendezvous(job(backend, endpoint, conf=conf, host_rank=1))
         with pytest.raises(LaunchError, match=f"does not answer: {endpoint} .* did not answer in 1.1 s"):
             compare_hosts(joining)
+
+
+@pytest.mark.torch
+def test_a_store_of_another_user_is_not_used_where_this_host_is_to_serve_it(monkeypatch):
+    """torch runs what the store of a c10d rendezvous has, which may be code."""
+    monkeypatch.setattr(loopback_store, "stranger_at", lambda server: 12345 if server[0] == "127.0.0.1" else None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(LaunchError, match=f"another user listens .*: {endpoint} .*12345"):
+            compare_hosts(HostRendezvous(job("c10d", endpoint)))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from cpulaunch.launch.hosts.agent.reachability import (
+    addresses,
     connect_error,
     is_this_host,
     unreachable_error,
@@ -159,6 +160,7 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             # Without is_host, another agent of this host may be the one that serves it.
             if is_static or "is_host" in rendezvous.conf:
                 raise _port_error(rendezvous, error) from None
+        _check_server(rendezvous)
     try:
         return _connected_store(rendezvous, min(seconds, READ_SECONDS)), False
     except (RuntimeError, ValueError) as error:
@@ -171,6 +173,20 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             source=first_line(error),
             hint="another program listens there: choose another port, the same on every host",
         ) from None
+
+
+def _check_server(rendezvous: HostRendezvous) -> None:
+    """Raises: LaunchError if another user listens at the endpoint, on this host: torch runs code that the store has."""
+    from cpulaunch.system.loopback_store import stranger_at
+
+    for _, address in addresses(rendezvous.host):
+        if (user := stranger_at((address.partition("%")[0], rendezvous.port))) is not None:
+            raise LaunchError(
+                "another user listens at the rendezvous endpoint",
+                value=rendezvous.endpoint,
+                source=f"uid {user}",
+                hint="choose another port, the same on every host: --rdzv-endpoint HOST:PORT",
+            )
 
 
 def _connected_store(rendezvous: HostRendezvous, timeout_seconds: float) -> Any:
