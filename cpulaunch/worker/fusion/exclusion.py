@@ -202,7 +202,7 @@ def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     """Per operation a text of its kind, shapes and types, and one of its kind and of what its operands are.
 
     The latter differs for each product, of which none is to be left out because of another. And the positions of those
-    with types that are not fused, or with operands laid out in another way than the result.
+    with types that are not fused, or with operands that oneDNN Graph takes for others.
     """
     graph = graph_of(source)
     operations = fusible(graph)
@@ -214,13 +214,38 @@ def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     with torch.no_grad():
         tensors = function_of(graph)(*inputs)
     signatures, other = [], []
+    of_rows: set[int] = set()
     for position, (name, places) in enumerate(zip(names, observed, strict=True)):
         own = [tensors[place] for place in places]
         signatures.append(" ".join([name, *(f"{tensor.dtype}{list(tensor.shape)}" for tensor in own)]))
+        has_rows = _is_product_of_rows(name, own) if name in PRODUCTS else not of_rows.isdisjoint(places)
         is_other = any(str(tensor.dtype).removeprefix("torch.") not in FLOATS for tensor in own)
-        if is_other or (name in OPERANDS and not all(_is_laid_out_as(tensor, own[-1]) for tensor in own)):
+        if is_other or (name in OPERANDS and not all(_is_taken_as_it_is(tensor, own[-1], has_rows) for tensor in own)):
             other.append(position)
+        elif has_rows:
+            of_rows.add(places[-1])
     return {"signatures": signatures, "operands": operands, "misread": sorted(unread), "others": other}
+
+
+def _is_product_of_rows(name: str, own: list[Tensor]) -> bool:
+    """Whether oneDNN Graph makes one matrix of all rows of the first factor, as the second one is a matrix."""
+    return name == "aten::linear" or (name == "aten::matmul" and own[1].dim() == 2)
+
+
+def _is_taken_as_it_is(operand: Tensor, result: Tensor, has_rows: bool) -> bool:
+    return _is_laid_out_as(operand, result) and not (has_rows and _is_for_some_rows(operand, result))
+
+
+def _is_for_some_rows(operand: Tensor, result: Tensor) -> bool:
+    """Whether it has several rows, but fewer than the result, which are taken for those of one matrix.
+
+    Seen with torch 2.13: linear(x) + y[:, :1, :1]; of three dimensions, y[:, :1] is right.
+    """
+    if result.dim() == 3 and operand.dim() and operand.shape[-1] == result.shape[-1] > 1:
+        return False
+    places = [place for place in range(-result.dim(), -1) if result.shape[place] > 1]
+    has = [operand.dim() >= -place and operand.shape[place] > 1 for place in places]
+    return any(has) and not all(has)
 
 
 def _is_laid_out_as(operand: Tensor, result: Tensor) -> bool:

@@ -34,7 +34,7 @@ from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, enc
 MAX_STARTS = 3
 """Helper processes started by one worker: one that ends by itself is started again."""
 
-FORMAT = 13
+FORMAT = 14
 """Changes with what an outcome depends on, so that older outcomes are not used."""
 
 LIBRARY_VARIABLES = ("ONEDNN_", "DNNL_")

@@ -107,6 +107,38 @@ def test_operands_laid_out_in_another_way_are_not_fused(fused: None, name: str) 
             assert torch.allclose(compiled(x, y), function(x, y), atol=1e-4)
 
 
+KERNEL = torch.randn(4, 4, 1, 1)
+ROWS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "a number per item": (lambda x, y: F.linear(x, WEIGHT) * y[..., :1, :1], False),
+    "a number per place": (lambda x, y: torch.relu(x @ WEIGHT) + y[:, :1, :, :1], False),
+    "rows of each item": (lambda x, y: F.linear(x, WEIGHT) * 0.5 + y[:, :1], False),
+    "the same row for all": (lambda x, y: F.linear(x, WEIGHT) * y[:1, :1, :1], True),
+    "a number per row": (lambda x, y: F.linear(x, WEIGHT) * y[..., :1], True),
+    "a row per item of three dimensions": (lambda x, y: F.linear(x[0], WEIGHT) * y[0, :, :1], True),
+    "a number per item of three dimensions": (lambda x, y: F.linear(x[0], WEIGHT) * y[0, :, :1, :1], False),
+    "a mask beside the scores of attention": (lambda x, y: (x @ x.mT) * 0.5 + y[:, :1, :1, :8], True),
+    "a number per channel": (lambda x, y: F.conv2d(x, KERNEL) * y[..., :1, :1], True),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_operands_for_some_rows_of_a_product_are_not_fused(fused: None, name: str) -> None:
+    """oneDNN Graph makes one matrix of a product's rows, and would take the first ones of the operand."""
+    function, is_fused = ROWS[name]
+    x, y = torch.randn(2, 4, 8, 16), torch.randn(2, 4, 8, 16)
+    source = graph(function, x, y)
+    seen = observed_kinds(source, [x, y])
+    kinds = [fusible(graph_of(source))[position].kind() for position in seen["others"]]
+    assert bool(kinds) is not is_fused
+    changed = graph_of(source)
+    leave_out(changed, seen["others"])
+    compiled = fusible_function_of(changed)
+    torch._C._jit_set_llga_enabled(True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.allclose(compiled(x, y), function(x, y), atol=1e-4)
+
+
 def test_two_constants_stay_the_operands(fused: None) -> None:
     """Of a number and a tensor, which TorchScript does not add up where their sum is written to."""
 
