@@ -256,7 +256,7 @@ def _trusted_users(address: str) -> frozenset[int]:
 def stranger_at(server: tuple[str, int]) -> int | None:
     """The user who listens at an address and port of this host, if it is neither this one nor root.
 
-    None if nobody else does, or the kernel does not tell. Raises: OSError if it may tell later.
+    None if there is no such user, or the kernel does not tell. Raises: OSError if it may tell later.
     """
     owner, trusted = owner_of_server(server), _trusted_users(server[0])
     return owner if trusted and owner not in trusted else None

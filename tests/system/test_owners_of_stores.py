@@ -285,7 +285,7 @@ def test_a_stranger_who_listens_on_this_host_is_found(listen, monkeypatch, addre
     for user, found in (("stranger", UID), ("own", None)):
         _, port = listen(user, address=address)
         assert stranger_at(("127.0.0.1", port)) == found
-    assert stranger_at(("127.0.0.1", 1)) is None, "where nobody listens"
+    assert stranger_at(("127.0.0.1", 1)) is None, "where none listens"
     _, port = listen("stranger")
     monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 99)
     assert stranger_at(("127.0.0.1", port)) is None, "where the kernel does not tell"

@@ -23,7 +23,8 @@ from cpulaunch.measure.tuning.database import FILE, open_storage
 from cpulaunch.measure.tuning.trial import nearest_speed
 from cpulaunch.records.errors import CpulaunchError
 from cpulaunch.records.record import record
-from cpulaunch.system.files.folders import close_to_others, empty_folder, make_secure_folder, open_lock_beside, open_own
+from cpulaunch.system.files.caches import open_lock_beside
+from cpulaunch.system.files.folders import close_to_others, empty_folder, make_secure_folder, open_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

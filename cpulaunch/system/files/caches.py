@@ -118,6 +118,16 @@ def open_lock_file(name: str, *, folder: int) -> int:
     raise PermissionError(errno.EPERM, reason, name)
 
 
+def open_lock_beside(path: str) -> int:
+    """A descriptor of a file for locks, `path` with ".lock" behind it; made if it is missing. Raises: OSError."""
+    parent, name = os.path.split(path)
+    folder = open_folder(parent)
+    try:
+        return os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
 def _make_missing(name: str, folder: int) -> None:
     try:
         os.mkdir(name, 0o700, dir_fd=folder)

@@ -103,16 +103,6 @@ def close_to_others(folder: int) -> bool:
     return True
 
 
-def open_lock_beside(path: str) -> int:
-    """A descriptor of a file for locks, `path` with ".lock" behind it; made if it is missing. Raises: OSError."""
-    parent, name = os.path.split(path)
-    folder = open_folder(parent)
-    try:
-        return os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    finally:
-        os.close(folder)
-
-
 def _is_own(folder: int) -> bool:
     """Whether the folder belongs to this user, or to the user as whom the file system stores this user's files.
 
