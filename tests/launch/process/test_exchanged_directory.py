@@ -132,12 +132,15 @@ def test_a_directory_that_a_worker_has_moved_elsewhere_stays(run: Path) -> None:
     assert sorted(path.name for path in run.parent.rglob("*")) == ["elsewhere", "moved", "moved"]
 
 
-def test_the_report_of_a_measured_launch_is_read(run: Path) -> None:
-    path = run / "report.json"
-    path.write_text(json.dumps({"metrics": {}}))
+def test_no_report_of_a_measured_launch_is_read_that_may_be_forged(run: Path) -> None:
+    """The launch finds its directory by the path: what is in the other one need not be of its making."""
+    path, report = run / "report.json", json.dumps({"metrics": {}, "plan": {"mode": "single"}, "workers": []})
+    path.write_text(report)
+    assert _read_report(str(path)) == json.loads(report)
     exchange(run)
-    path.write_text(json.dumps({"metrics": "forged"}))
-    assert _read_report(str(path)) == {"metrics": {}}
+    assert _read_report(str(path)) is None
+    path.write_text(report)
+    assert _read_report(str(path)) is None
 
 
 def test_what_the_processes_of_a_diagnosis_write_is_read(run: Path) -> None:
