@@ -435,6 +435,9 @@ def test_a_folder_that_another_user_can_change_is_none_for_a_study(strangers):
 @needs_root
 def test_the_path_of_a_study_has_no_link_that_could_be_replaced(strangers, tmp_path):
     (strangers / "state").symlink_to(tmp_path)
+    with pytest.raises(CpulaunchError, match="state is a symbolic link that others can rename"):
+        make_folder(str(strangers / "state" / "tune"))
+    os.chown(strangers, 0, 0)
     assert make_folder(str(strangers / "state" / "tune")) == str(tmp_path / "tune")
 
 
