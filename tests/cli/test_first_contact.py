@@ -518,7 +518,7 @@ STRANGERS = [
     ("uvicorn app:app", RUNS, "bin/python bin/uvicorn app:app"),
     ("--instances 2 plan a.py", 0, "2 instances"),
     ("plan --python python3 a.py", 0, "bin/python3"),
-    ("plna a.py", 127, "command not found: plna (PATH)", "that of the current folder, in which everyone", "./plna"),
+    ("plna a.py", 127, "command not found: plna (PATH)", "that of the current folder, in which others", "./plna"),
     ("--python venv a.py", 127, "Python interpreter not found: venv (PATH)", "hint: to use that of", "write ./venv"),
     ("./plna a.py", RUNS, "./plna a.py"),
     ("--python ./venv a.py", RUNS, "runs 1 venv/bin/python a.py"),

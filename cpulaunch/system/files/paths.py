@@ -53,7 +53,8 @@ def is_of_current_folder(name: str) -> bool:
         if not parent.st_mode & WRITABLE_BY_OTHERS:  # An ACL that lets others write shows as the group's.
             return True
         is_writable = bool(parent.st_mode & status.st_mode & stat.S_IWOTH) and stat.S_ISREG(status.st_mode)
-        if is_writable or renamer(folder) is not None or may_be_strangers_name(status, folder):
+        is_renamed = not parent.st_mode & stat.S_ISVTX and renamer(folder) is not None
+        if is_writable or is_renamed or may_be_strangers_name(status, folder):
             return False
         return is_trusted_in(status, folder) or have_one_owner(status, parent)
     finally:
