@@ -1,6 +1,8 @@
 """`--graph inductor`: the weights in what torch has compiled."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,3 +45,28 @@ def test_weights_in_compiled_code_are_not_held_by_the_program(tmp_path: Path, mo
     of_program = model.weight.detach()
     assert weights.are_held_elsewhere()
     del of_program
+
+
+def test_weights_that_the_compiler_leaves_in_cycles_are_not_held_by_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So it does with those of a normalization that it folds into a convolution."""
+    import torch._inductor.config as inductor
+
+    from cpulaunch.worker.graph.compiled import Compiler
+
+    def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def run(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            left = [module.weight.detach()]
+            left.append(left)
+            return function(module, args, kwargs)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    model, value = nn.Linear(8, 8).eval(), torch.randn(2, 8)
+    weights = Weights(model)
+    with torch.no_grad(), inductor.patch(freezing=False):
+        call = Call(module=model, args=(value,), kwargs={}, inputs=[value])
+        Compiler(TorchSettings(graph="inductor"), Precision(None)).capture(call, model(value), weights)
+    assert not weights.are_held_elsewhere()
