@@ -224,6 +224,22 @@ def test_a_store_of_another_user_is_not_used_where_this_host_is_to_serve_it(monk
             compare_hosts(HostRendezvous(job("c10d", endpoint)))
 
 
+def test_a_name_of_this_host_that_does_not_resolve_is_told(monkeypatch):
+    from cpulaunch.launch.hosts.agent import rendezvous
+
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    def fail(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(rendezvous, "_tcp_store", fail)
+    endpoint = f"{socket.gethostname()}:29400"
+    with pytest.raises(LaunchError, match=f"cannot be reached: {endpoint} .the name does not resolve"):
+        compare_hosts(HostRendezvous(job("c10d", endpoint)))
+
+
 @pytest.mark.parametrize(
     ("changes", "known", "passed"),
     [

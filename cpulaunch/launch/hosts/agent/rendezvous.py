@@ -179,7 +179,11 @@ def _check_server(rendezvous: HostRendezvous) -> None:
     """Raises: LaunchError if another user listens at the endpoint, on this host: torch runs code that the store has."""
     from cpulaunch.system.loopback_store import stranger_at
 
-    for _, address in addresses(rendezvous.host):
+    try:
+        found = addresses(rendezvous.host)
+    except (OSError, UnicodeError):
+        return  # Nothing can connect to this name, and the attempt tells why.
+    for _, address in found:
         if (user := stranger_at((address.partition("%")[0], rendezvous.port))) is not None:
             raise LaunchError(
                 "another user listens at the rendezvous endpoint",
