@@ -46,14 +46,15 @@ def group_writer(path: str, *, owner: int, group: int) -> str | None:
 
 
 def _own_group(group: int, owner: int) -> bool:
-    """Whether only root or the owner is taken to be in this group.
+    """Whether only root, the owner or this user is taken to be in this group.
 
     Where root has no number, the numbers outside of the user namespace count: that of the user may be 0 inside.
     """
+    users = (owner, os.geteuid())  # Root owns the volumes that Kubernetes gives to this user's group.
     if not is_unmapped(os.stat("/").st_uid):
-        return group == 0 or (group == owner and not is_ambiguous(group))
-    user = _number_outside("uid", owner)
-    return user is not None and user == _number_outside("gid", group)
+        return group == 0 or (group in users and not is_ambiguous(group))
+    outside = _number_outside("gid", group)
+    return outside is not None and outside in (_number_outside("uid", user) for user in users)
 
 
 def _number_outside(kind: str, number: int) -> int | None:

@@ -1,7 +1,7 @@
 """Whether other users can change what is at a path: by owner, mode, ACL or mount of any part of the way to it.
 
 A part is looked at once those above it are known to be safe, so no other user can exchange what was seen. A sticky
-folder is safe: others cannot replace what is there. So is one that the group of root, or of its owner alone, can write.
+folder is safe: others cannot replace what is there. So is one that the group of root, of its owner alone, or of this user alone, can write.
 """
 
 from __future__ import annotations

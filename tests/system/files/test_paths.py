@@ -10,7 +10,7 @@ from reached import located, opened
 
 from cpulaunch.system.files.paths import locate, open_folder
 from cpulaunch.system.files.writing import check_output, open_log, write_output
-from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
+from tests.strangers import UID, as_other_user, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -163,6 +163,17 @@ def test_own_links_are_followed_in_a_closed_home_whatever_group_may_write(tmp_pa
     (strangers / "project").chmod(0o2775)
     (strangers / "project/link").symlink_to(tmp_path)
     assert located(strangers / "project/link")[0] == str(tmp_path)
+
+
+@needs_root
+@pytest.mark.parametrize("group", [UID, UID + 1])
+def test_own_links_are_followed_in_a_folder_of_root_that_the_users_own_group_can_write(strangers, group):
+    """As volumes of Kubernetes are, with the same number for `runAsUser` and `fsGroup`."""
+    os.chown(strangers, 0, group)
+    strangers.chmod(0o2777)
+    as_stranger(lambda: (strangers / "link").symlink_to("report.json"))
+    strangers.chmod(0o2775)
+    assert as_other_user(lambda: os.close(locate(str(strangers / "link")).folder)) == (group == UID)
 
 
 @needs_root
