@@ -1,7 +1,8 @@
 """Whether other users can change what is at a path: by owner, mode, ACL or mount of any part of the way to it.
 
 A part is looked at once those above it are known to be safe, so no other user can exchange what was seen. A sticky
-folder is safe: others cannot replace what is there. So is one that the group of root, of its owner alone, or of this user alone, can write.
+folder is safe: others cannot replace what is there. So is one that root's group can write, or the group of its owner or
+of this user alone.
 """
 
 from __future__ import annotations
@@ -138,16 +139,18 @@ def maker(folder: int) -> str | None:
 
 
 def _opened(folder: int) -> tuple[Part, bool]:
-    """The part that an opened folder is, and whether others cannot enter a folder above it. Raises: OSError."""
+    """The part that an opened folder is, and whether others cannot enter a folder above it. Raises: OSError.
+
+    Others count as able to, if no path leads to the folder: without /proc, or as something is mounted over it.
+    """
     descriptor, status = f"/proc/self/fd/{folder}", os.fstat(folder)
     try:
-        path = os.readlink(descriptor)
-    except OSError:  # There is no /proc.
-        return (descriptor, status, is_trusted(status, folder), None), False
-    *_, (part, closed) = _folders(path)
-    if not os.path.samestat(part[1], status):
-        raise OSError(errno.ESTALE, "it was replaced meanwhile", path)
-    return part, closed
+        *_, (part, closed) = _folders(os.readlink(descriptor))
+        if os.path.samestat(part[1], status):
+            return part, closed
+    except OSError:
+        pass
+    return (descriptor, status, is_trusted(status, folder), _other_mounter(folder, status, set())), False
 
 
 def is_reachable(path: str) -> bool:
@@ -200,13 +203,18 @@ def _part(where: str, known: set[int]) -> Part:
     try:
         status = os.fstat(fd)
         trusted = is_trusted(status, fd) or _is_own_link(where, status)
-        if status.st_dev in known or status.st_dev == os.stat("/").st_dev:
-            return where, status, trusted, None
-        from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
-
-        return where, status, trusted, other_mounter(fd)
+        return where, status, trusted, _other_mounter(fd, status, known)
     finally:
         os.close(fd)
+
+
+def _other_mounter(fd: int, status: os.stat_result, known: set[int]) -> str | None:
+    """In whose file system what is opened is, as text, if another user mounted that. Raises: OSError."""
+    if status.st_dev in known or status.st_dev == os.stat("/").st_dev:
+        return None
+    from cpulaunch.system.files.mounts import other_mounter  # Most files are on the first file system.
+
+    return other_mounter(fd)
 
 
 def _is_own_link(where: str, status: os.stat_result) -> bool:

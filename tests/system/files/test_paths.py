@@ -216,3 +216,28 @@ def test_links_in_a_file_system_that_another_user_mounted_are_not_followed(tmp_p
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert content in shown
     assert (f"is in a file system that user {user} mounted" in shown) == (user == "eve")
+
+
+COVERED = """
+import os, sys
+from cpulaunch.system.files.paths import open_folder
+os.mkdir("real", 0o700)
+os.symlink("real", "link")
+os.system("mount -t tmpfs over " + os.getcwd())
+for mode in (0o755, 0o777):
+    os.chmod(".", mode)
+    try:
+        os.close(open_folder("link"))
+        print("followed")
+    except PermissionError as error:
+        print(error.strerror)
+"""
+
+
+@needs_root
+def test_own_links_are_followed_in_a_current_folder_over_which_something_is_mounted(tmp_path):
+    """Its path leads to what is mounted there since."""
+    command = ["unshare", "--mount", sys.executable, "-c", COVERED]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[0] == "followed"
+    assert "may be written by everyone" in shown[1]
