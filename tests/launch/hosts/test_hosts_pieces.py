@@ -215,13 +215,14 @@ def test_a_server_that_accepts_connections_and_never_answers_is_an_error(backend
 
 
 @pytest.mark.torch
-def test_a_store_of_another_user_is_not_used_where_this_host_is_to_serve_it(monkeypatch):
+@pytest.mark.parametrize("conf", [[], [("is_host", "0")]])
+def test_a_store_of_another_user_on_this_host_is_not_used(monkeypatch, conf):
     """torch runs what the store of a c10d rendezvous has, which may be code."""
     monkeypatch.setattr(loopback_store, "stranger_at", lambda server: 12345 if server[0] == "127.0.0.1" else None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(LaunchError, match=f"another user listens .*: {endpoint} .*12345"):
-            compare_hosts(HostRendezvous(job("c10d", endpoint)))
+            compare_hosts(HostRendezvous(job("c10d", endpoint, conf=conf)))
 
 
 def test_a_name_of_this_host_that_does_not_resolve_is_told(monkeypatch):

@@ -160,6 +160,7 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             # Without is_host, another agent of this host may be the one that serves it.
             if is_static or "is_host" in rendezvous.conf:
                 raise _port_error(rendezvous, error) from None
+    if not is_static and is_this_host(rendezvous.host):
         _check_server(rendezvous)
     try:
         return _connected_store(rendezvous, min(seconds, READ_SECONDS)), False
