@@ -47,10 +47,13 @@ CHUNK_BYTES = 1 << 20
 START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
 
-PATIENCE_SECONDS, SHORT_PATIENCE_SECONDS = 10.0, 2.0
-"""For how long the helper waits for CPUs that are idle. A program that keeps all of its CPUs busy for longer is likely
-to run for long enough to gain by the graph what the helper takes from it then. The short one is for a program that is
-started again and gains by it each time; if it leaves CPUs idle, it must not be slowed all the same.
+PATIENCE_SECONDS = (10.0, 2.0, 2.0, 60.0)
+"""For how long the helper waits for CPUs that are idle, by how often the program was started before without its graph
+being known in the end.
+
+A program that keeps all of its CPUs busy for longer is likely to run for long enough to gain by the graph what the
+helper takes from it then. One that is started again gains by it each time; but one that has ended too early three times
+loses by each more. If a program leaves CPUs idle, it must not be slowed in any case.
 """
 
 STARVED = b"starved"
@@ -67,7 +70,7 @@ class HelperStarvedError(HelperEndedError):
 class HelperProcess:
     """A process that tries graphs. It ends when this object's socket is closed, at the latest with its worker."""
 
-    def __init__(self, folder: str, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, folder: str, *, patience: float = PATIENCE_SECONDS[0]) -> None:
         """`folder`: where it keeps outcomes. Raises: OSError if no process can be started.
 
         `patience`: for how many seconds it waits for idle CPUs; 0: it takes a small share of those that are not.

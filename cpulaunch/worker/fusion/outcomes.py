@@ -1,8 +1,8 @@
 """What is known about graphs on this machine, in a text file that is trusted only if its owner alone can write it.
 
 Only helper processes write it. Each graph has a claim, a byte of another file that is locked while a helper tries the
-graph, so that instances that start together learn from each other. A third file, which workers write, says when a graph
-was asked for first.
+graph, so that instances that start together learn from each other. A third file, which workers write, says when and how
+often graphs were asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cpulaunch.system.files.caches import (
 from cpulaunch.worker.fusion.search import TrialOutcome
 
 HEADER = "cpulaunch graphs 3"
-REQUESTS_HEADER = "cpulaunch graphs asked for 1"
+REQUESTS_HEADER = "cpulaunch graphs asked for 2"
 OUTCOMES, CLAIMS, REQUESTS = "outcomes", "claims", "requests"
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 2000
@@ -38,7 +38,8 @@ LOCK_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 
 LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)\t(\d{1,6}\.\d)\t(\d{1,6}\.\d)")
-REQUEST = re.compile(r"([0-9a-f]{64})\t(\d{1,12})")
+REQUEST = re.compile(r"([0-9a-f]{64})\t(\d{1,12})\t(\d{1,3})")
+MAX_REQUESTS = 999
 POSITIONS = re.compile(r"(?:\d{1,6}(?:,\d{1,6})*)?")
 
 
@@ -109,20 +110,23 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
     return outcomes
 
 
-def first_request(folder: str, key: str) -> int:
-    """When a process asked for this graph first, in seconds since the epoch. Raises: UnusableError.
+def note_request(folder: str, key: str, *, started: int) -> int:
+    """How often processes have asked for this graph that were there before this one: instances that start together
+    count once. `started`: when this process did, in seconds since the epoch. Raises: UnusableError.
 
-    Effect: if none has, notes that this one does. Of two that do so at the same time, one may be forgotten.
+    Effect: notes that this one asks. Of two that do so at the same time, one may be forgotten.
     """
     with open_folder(folder) as descriptor:
         lines = read_lines(REQUESTS, header=REQUESTS_HEADER, max_bytes=MAX_BYTES, folder=descriptor)
         matches = [match for match in map(REQUEST.fullmatch, lines) if match is not None]
-        known = {match[1]: int(match[2]) for match in matches}
-        if key not in known:
-            known[key] = int(time.time())
-            latest = [f"{each}\t{when}" for each, when in known.items()][-MAX_ENTRIES:]
-            replace_lines(REQUESTS, latest, header=REQUESTS_HEADER, folder=descriptor)
-        return known[key]
+        known = {match[1]: (int(match[2]), int(match[3])) for match in matches}
+        last, count = known.pop(key, (0, 0))
+        if count and last >= started:
+            return count - 1
+        known[key] = (int(time.time()), min(count + 1, MAX_REQUESTS))
+        latest = [f"{each}\t{when}\t{often}" for each, (when, often) in known.items()][-MAX_ENTRIES:]
+        replace_lines(REQUESTS, latest, header=REQUESTS_HEADER, folder=descriptor)
+        return count
 
 
 def add_outcomes(folder: str, outcomes: Mapping[str, TrialOutcome]) -> None:

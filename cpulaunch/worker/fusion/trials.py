@@ -20,13 +20,12 @@ from cpulaunch import __version__
 from cpulaunch.worker.fusion.exclusion import everything, has_foreign_operations
 from cpulaunch.worker.fusion.helper_process import (
     PATIENCE_SECONDS,
-    SHORT_PATIENCE_SECONDS,
     HelperEndedError,
     HelperProcess,
     HelperStarvedError,
 )
 from cpulaunch.worker.fusion.math_settings import math_settings
-from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, first_request, read_outcomes, version
+from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, note_request, read_outcomes, version
 from cpulaunch.worker.fusion.portable import PortableGraph
 from cpulaunch.worker.fusion.search import TrialOutcome
 from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, encode_request
@@ -66,7 +65,7 @@ class Trials:
         self._asked: set[str] = set()
         self._helper: HelperProcess | None = None
         self._starts = 0
-        self._patience = PATIENCE_SECONDS
+        self._patience: float | None = None
         self._version: tuple[int, int] | None = (0, 0)
         self._unavailable: str | None = None
 
@@ -126,9 +125,9 @@ class Trials:
         wait = WAIT if self._wait is None else self._wait
         while True:
             try:
-                if self._helper is None and _is_asked_again(self._folder, request.key):
-                    self._patience = min(self._patience, SHORT_PATIENCE_SECONDS)
-                helper = self._started()
+                if self._patience is None:
+                    self._patience = _patience_for(self._folder, request.key)
+                helper = self._started(self._patience)
                 if request.key not in self._asked:
                     helper.send(encode_request(request, described))
                     self._asked.add(request.key)
@@ -147,12 +146,12 @@ class Trials:
             if not wait:
                 return None
 
-    def _started(self) -> HelperProcess:
+    def _started(self, patience: float) -> HelperProcess:
         """The running helper. Raises: HelperEndedError after too many starts, OSError."""
         if self._helper is not None and self._helper.owner != os.getpid():  # This process is a fork of its owner.
             self._drop()
         if self._helper is None:
-            self._helper = HelperProcess(self._folder, patience=self._patience)
+            self._helper = HelperProcess(self._folder, patience=patience)
             self._starts += 1
             atexit.register(self._helper.close)
         return self._helper
@@ -186,15 +185,12 @@ class Trials:
         self._end_helper()
 
 
-def _is_asked_again(folder: str, key: str) -> bool:
-    """Whether a process that was there before this one has asked for the graph, too.
-
-    A program that is started again and again gains by the graph each time, but may never run for long enough to wait
-    for idle CPUs. Effect: notes that the graph is asked for.
-    """
+def _patience_for(folder: str, key: str) -> float:
+    """For how many seconds the helper waits for idle CPUs. Effect: notes that the graph is asked for."""
+    earlier = 0
     with suppress(UnusableError):  # The helper says so.
-        return first_request(folder, key) < int(STARTED)
-    return False
+        earlier = note_request(folder, key, started=int(STARTED))
+    return PATIENCE_SECONDS[min(earlier, len(PATIENCE_SECONDS) - 1)]
 
 
 def fingerprint(graph: PortableGraph, described: list[Any], left_out: frozenset[int] = frozenset()) -> str:

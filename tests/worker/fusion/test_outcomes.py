@@ -18,7 +18,7 @@ from cpulaunch.worker.fusion.outcomes import (  # noqa: E402
     UnusableError,
     add_outcomes,
     claim,
-    first_request,
+    note_request,
     open_folder,
     read_outcomes,
     version,
@@ -168,27 +168,35 @@ def test_no_more_is_written_than_is_read(folder: Path) -> None:
     assert f"{29:064x}" in read_outcomes(str(folder))
 
 
-def test_the_first_request_for_a_graph_is_remembered(folder: Path, monkeypatch) -> None:
+def test_requests_are_counted_by_starts(folder: Path, monkeypatch) -> None:
     now = [1_700_000_000.7]
     monkeypatch.setattr(outcomes, "time", SimpleNamespace(time=lambda: now[0]))
-    assert first_request(str(folder), KEYS[0]) == 1_700_000_000
-    now[0] += 60
-    assert [first_request(str(folder), key) for key in KEYS[:2]] == [1_700_000_000, 1_700_000_060]
+
+    def started_and_asked(key: str = KEYS[0], *, ago: int = 5) -> int:
+        return note_request(str(folder), key, started=int(now[0]) - ago)
+
+    assert [started_and_asked() for _ in range(3)] == [0, 0, 0], "instances of one launch"
+    for earlier in (1, 2, 3):
+        now[0] += 60
+        assert [started_and_asked(), started_and_asked()] == [earlier, earlier]
     assert (folder / "requests").stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(outcomes, "MAX_ENTRIES", 2)
-    assert first_request(str(folder), KEYS[2]) == 1_700_000_060
-    now[0] += 60
-    assert [first_request(str(folder), key) for key in KEYS[1:3]] == [1_700_000_060] * 2
-    assert first_request(str(folder), KEYS[0]) == 1_700_000_120  # It was forgotten.
+    assert [started_and_asked(key) for key in KEYS[1:3]] == [0, 0]
+    assert started_and_asked() == 0, "it was forgotten"
+    now[0] -= 1000
+    assert started_and_asked(KEYS[2]) == 0, "the clock was set back"
 
 
-@pytest.mark.parametrize("text", ["", "1", "cpulaunch graphs asked for 1\nshort\t1\n", "\0" * 100])
+@pytest.mark.parametrize(
+    "text", ["", "1", "cpulaunch graphs asked for 2\nshort\t1\t1\n", f"cpulaunch graphs asked for 1\n{KEYS[0]}\t1\n"]
+)
 def test_malformed_requests_are_none(folder: Path, text: str) -> None:
     (folder / "requests").write_text(text)
     (folder / "requests").chmod(0o600)
-    first = first_request(str(folder), KEYS[0])
-    assert first_request(str(folder), KEYS[0]) == first
-    assert (folder / "requests").read_text() == f"cpulaunch graphs asked for 1\n{KEYS[0]}\t{first}\n"
+    assert note_request(str(folder), KEYS[0], started=0) == 0
+    assert note_request(str(folder), KEYS[0], started=1 << 40) == 1
+    header, line = (folder / "requests").read_text().splitlines()
+    assert (header, line[:65], line[-2:]) == ("cpulaunch graphs asked for 2", f"{KEYS[0]}\t", "\t2")
 
 
 def test_a_claim_is_held_by_one_process(folder: Path) -> None:

@@ -364,7 +364,7 @@ def test_only_processes_with_work_to_do_want_a_cpu() -> None:
 
 
 def test_where_no_cpu_is_idle_a_second_helper_takes_its_share(tmp_path: Path, busy_cpu: None, monkeypatch) -> None:
-    monkeypatch.setattr(trials_module, "PATIENCE_SECONDS", 0.4)
+    monkeypatch.setattr(trials_module, "PATIENCE_SECONDS", (0.4,))
     trials = Trials(300.0, folder=str(tmp_path), wait=False)
     graph = frozen(torch.tanh, X)
     found: list[psutil.Process] = []
@@ -378,22 +378,23 @@ def test_where_no_cpu_is_idle_a_second_helper_takes_its_share(tmp_path: Path, bu
     trials.close()
 
 
-def test_a_program_that_asks_for_a_graph_again_waits_for_idle_cpus_for_a_shorter_time(
+def test_a_program_that_asks_for_a_graph_again_waits_for_idle_cpus_for_another_time(
     tmp_path: Path, busy_cpu: None, monkeypatch
 ) -> None:
-    """Otherwise one that never runs for long would never have it. It waits all the same: there may be idle CPUs."""
-    monkeypatch.setattr(trials_module, "SHORT_PATIENCE_SECONDS", 0.4)
-    graph, seen = frozen(torch.tanh, X), []
-    for started, expected in ((time.time(), os.SCHED_IDLE), (time.time() + 5, os.SCHED_OTHER)):
-        monkeypatch.setattr(trials_module, "STARTED", started)  # That of this process, and of a later one.
+    """A shorter one: one that never runs for long would never have it. After some starts in vain it costs no more."""
+    monkeypatch.setattr(trials_module, "PATIENCE_SECONDS", (600.0, 0.4, 600.0))
+    graph, seen, now = frozen(torch.tanh, X), [], time.time()
+    for later, expected in ((0, os.SCHED_IDLE), (5, os.SCHED_OTHER), (1000, os.SCHED_IDLE), (2000, os.SCHED_IDLE)):
+        monkeypatch.setattr(trials_module, "STARTED", now + later)  # That of this process, and of later ones.
         trials, policies = Trials(300.0, folder=str(tmp_path), wait=False), []
         while expected not in policies:
             assert trials.outcome(graph, [X]) is None
             policies += policies_of_workers_of(trials.helper_pid())
             time.sleep(0.01)  # No event marks when another process has changed its own priority, or has given up.
-        seen.append([*dict.fromkeys(policies)])
+        seen.append((trials._patience, [*dict.fromkeys(policies)]))
         trials.close()
-    assert seen == [[os.SCHED_IDLE], [os.SCHED_IDLE, os.SCHED_OTHER]]
+    idle = [os.SCHED_IDLE]
+    assert seen == [(600.0, idle), (0.0, [*idle, os.SCHED_OTHER]), (600.0, idle), (600.0, idle)]
 
 
 def policies_of_workers_of(helper: int | None) -> list[int]:
