@@ -40,6 +40,9 @@ PAUSE_SECONDS = 0.2
 LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)\t(\d{1,6}\.\d)\t(\d{1,6}\.\d)")
 REQUEST = re.compile(r"([0-9a-f]{64})\t(\d{1,12})\t(\d{1,3})")
 MAX_REQUESTS = 999
+CLOCKS_DIFFER = 60
+"""Seconds by which hosts that share a home may disagree; what is later was written by a clock since set back."""
+
 POSITIONS = re.compile(r"(?:\d{1,6}(?:,\d{1,6})*)?")
 
 
@@ -111,8 +114,8 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
 
 
 def note_request(folder: str, key: str, *, started: int) -> int:
-    """How often processes have asked for this graph that were there before this one: instances that start together
-    count once. `started`: when this process did, in seconds since the epoch. Raises: UnusableError.
+    """How often processes have asked for this graph before this one: those that were started before the last one
+    asked, as instances are, count once with it. `started`: when this one was. Raises: UnusableError.
 
     Effect: notes that this one asks. Of two that do so at the same time, one may be forgotten.
     """
@@ -120,10 +123,10 @@ def note_request(folder: str, key: str, *, started: int) -> int:
         lines = read_lines(REQUESTS, header=REQUESTS_HEADER, max_bytes=MAX_BYTES, folder=descriptor)
         matches = [match for match in map(REQUEST.fullmatch, lines) if match is not None]
         known = {match[1]: (int(match[2]), int(match[3])) for match in matches}
-        last, count = known.pop(key, (0, 0))
-        if count and last >= started:
+        (last, count), now = known.pop(key, (0, 0)), int(time.time())
+        if count and started <= last <= now + CLOCKS_DIFFER:
             return count - 1
-        known[key] = (int(time.time()), min(count + 1, MAX_REQUESTS))
+        known[key] = (now, min(count + 1, MAX_REQUESTS))
         latest = [f"{each}\t{when}\t{often}" for each, (when, often) in known.items()][-MAX_ENTRIES:]
         replace_lines(REQUESTS, latest, header=REQUESTS_HEADER, folder=descriptor)
         return count

@@ -66,6 +66,7 @@ class Trials:
         self._helper: HelperProcess | None = None
         self._starts = 0
         self._patience: float | None = None
+        self._started_at = int(STARTED)
         self._version: tuple[int, int] | None = (0, 0)
         self._unavailable: str | None = None
 
@@ -126,7 +127,7 @@ class Trials:
         while True:
             try:
                 if self._patience is None:
-                    self._patience = _patience_for(self._folder, request.key)
+                    self._patience = _patience_for(self._folder, request.key, self._started_at)
                 helper = self._started(self._patience)
                 if request.key not in self._asked:
                     helper.send(encode_request(request, described))
@@ -182,14 +183,18 @@ class Trials:
     def after_fork(self) -> None:
         """Effect: in a forked process, frees the lock, which a thread of the parent may have held, and the helper."""
         self._lock = threading.Lock()
+        self._patience, self._started_at = None, int(time.time())
         self._end_helper()
 
 
-def _patience_for(folder: str, key: str) -> float:
-    """For how many seconds the helper waits for idle CPUs. Effect: notes that the graph is asked for."""
+def _patience_for(folder: str, key: str, started: int) -> float:
+    """For how many seconds the helper waits for idle CPUs. Effect: notes that the graph is asked for.
+
+    `started`: when this process did, in seconds since the epoch.
+    """
     earlier = 0
     with suppress(UnusableError):  # The helper says so.
-        earlier = note_request(folder, key, started=int(STARTED))
+        earlier = note_request(folder, key, started=started)
     return PATIENCE_SECONDS[min(earlier, len(PATIENCE_SECONDS) - 1)]
 
 

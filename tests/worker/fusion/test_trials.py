@@ -397,6 +397,20 @@ def test_a_program_that_asks_for_a_graph_again_waits_for_idle_cpus_for_another_t
     assert seen == [(600.0, idle), (0.0, [*idle, os.SCHED_OTHER]), (600.0, idle), (600.0, idle)]
 
 
+def test_a_forked_process_waits_for_idle_cpus_as_one_that_is_started(tmp_path: Path, monkeypatch) -> None:
+    """As the workers of a server, which may be replaced often, whatever became of their parent's helper."""
+    monkeypatch.setattr(trials_module, "time", SimpleNamespace(time=lambda: trials_module.STARTED + 100))
+    trials = Trials(300.0, folder=str(tmp_path), wait=False)
+    graph = frozen(torch.tanh, X)
+    assert trials.outcome(graph, [X]) is None
+    assert trials._patience == trials_module.PATIENCE_SECONDS[0]
+    trials._patience = 0.0
+    trials.after_fork()
+    assert trials.outcome(graph, [X]) is None
+    assert trials._patience == trials_module.PATIENCE_SECONDS[1]
+    trials.close()
+
+
 def policies_of_workers_of(helper: int | None) -> list[int]:
     """The scheduling policies of the helper's children that have chosen their priority; none once it has ended."""
     with suppress(psutil.NoSuchProcess, ProcessLookupError):
