@@ -21,7 +21,7 @@ from cpulaunch.system.control_group import (
 )
 from tests.launch.launching import alive, eventually, python
 from tests.launch.process.killing import chain
-from tests.launch.process.test_hostile_workers import GRACE, SAYING
+from tests.launch.process.test_hostile_workers import DAEMON, GRACE, SAYING
 from tests.strangers import as_other_user, needs_root
 
 SLEEPER = "import time; time.sleep(600)"
@@ -104,12 +104,6 @@ MOVES_THE_GUARDS = """
     inner = parent(supervisor)
     for guard in (inner, parent(inner)):
         move(guard, os.path.basename(own))
-    if os.fork() == 0:
-        os.setsid()
-        say("daemon")
-        time.sleep(600)
-    while not os.path.exists("daemon"):
-        time.sleep(0.01)
     move(int(open("daemon").read()), "")
     exec(sys.argv[2])
 """
@@ -117,7 +111,7 @@ MOVES_THE_GUARDS = """
 
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(3)", 3), ("os.kill(supervisor, signal.SIGKILL)", 137)])
 def test_guards_that_a_worker_has_moved_into_the_cgroup_of_their_launch_do_not_end_with_it(launcher, cgroup, end, code):
-    worker = python(SAYING + MOVES_THE_GUARDS, os.path.dirname(cgroup), end)
+    worker = python(SAYING + DAEMON + MOVES_THE_GUARDS, os.path.dirname(cgroup), end)
     process = launcher.start(worker, python(SLEEPER), grace_seconds=GRACE)
     assert process.wait(timeout=60) == code
     assert not alive(launcher.pid("daemon"))

@@ -304,12 +304,14 @@ def test_a_process_that_forks_and_exits_without_end_is_caught(launcher):
 
 WITHOUT_PROC = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
 DAEMON = """
+    told, tell = os.pipe()
     if os.fork() == 0:
         os.setsid()
         say("daemon")
-        time.sleep(600)
-    while not os.path.exists("daemon"):
-        time.sleep(0.01)
+        os.write(tell, b".")
+        while True:
+            signal.pause()
+    os.read(told, 1)
 """
 
 
