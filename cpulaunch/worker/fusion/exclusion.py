@@ -201,7 +201,7 @@ def _observe(graph: Any) -> list[list[int]]:
 def observed_kinds(source: PortableGraph, inputs: list[Any]) -> dict[str, Any]:
     """Per operation a text of its kind, shapes and types, and one of its kind and of what its operands are.
 
-    The latter differs for each product, of which none is to be left out because of another. And the positions of those
+    The latter differs for each product: one of another shape is not to be left out with it. And the positions of those
     with types that are not fused, or with operands that oneDNN Graph takes for others.
     """
     graph = graph_of(source)
