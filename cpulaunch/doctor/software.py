@@ -199,15 +199,16 @@ def mkl_on_amd(facts: Facts) -> tuple[Finding, ...]:
 
 
 AMX_MODELS = (0x8F, 0xCF, 0xAD, 0xAE)
+"""Of family 6. A virtual machine may report another model for a CPU that has AMX, so the feature counts first."""
 
 
 def hidden_amx(facts: Facts) -> tuple[Finding, ...]:
     """Whether the AMX of this CPU is visible. Source: Linux, arch/x86/include/asm/intel-family.h."""
     cpu = facts.host.cpu
-    if (cpu.vendor, cpu.family) != ("GenuineIntel", 6) or cpu.model not in AMX_MODELS:
-        return ok("not a CPU with AMX")
     if "amx_tile" in cpu.isa:
         return ok("available")
+    if (cpu.vendor, cpu.family) != ("GenuineIntel", 6) or cpu.model not in AMX_MODELS:
+        return ok("not a CPU with AMX")
     return advice(
         "hidden",
         why="the hypervisor or an old kernel hides AMX, without which bf16 is hardly faster",

@@ -236,9 +236,9 @@ PRESETS: tuple[tuple[str, str, str, str, Any, Any, Any], ...] = (
     (
         'xeon-amx',
         'server',
-        'Intel Xeon Sapphire, Emerald and Granite Rapids with AMX (4th to 6th generation)',
+        'Intel Xeon with AMX: Sapphire, Emerald and Granite Rapids (4th to 6th generation), and later ones',
         'virtual machines that hide AMX: they are plain AVX-512 machines and need no profile',
-        ((('arch', ('x86_64',)), ('vendor', ('GenuineIntel',)), ('family', ((6, 6),)), ('models', ((143, 143), (207, 207), (173, 173), (174, 174))), ('features', ('amx_tile',))),),
+        ((('arch', ('x86_64',)), ('vendor', ('GenuineIntel',)), ('features', ('amx_tile',))),),
         (
             ('smt', False, 'one thread per core keeps the vector units busy in matrix products; a second one would only compete for them', 'https://docs.pytorch.org/tutorials/intermediate/torchserve_with_ipex.html', '2026-11-21'),
             ('openmp', 'auto', "Intel's OpenMP runtime if installed, as PyTorch's tuning guide recommends for Xeon", 'https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html', '2026-11-21'),

@@ -432,6 +432,13 @@ TABLE = {
     ),
     "torch without MKL on AMD": ("MKL on AMD", facts(machine(cpu=AMD)), "ok", "torch has no MKL", None),
     "AMX": ("AMX", facts(), "ok", "available", None),
+    "AMX of a CPU that reports another model": (
+        "AMX",
+        facts(machine(cpu=CpuInfo(vendor="GenuineIntel", family=6, model=0xA7, isa=frozenset({"amx_tile"})))),
+        "ok",
+        "available",
+        None,
+    ),
     "hidden AMX": (
         "AMX",
         facts(machine(cpu=CpuInfo(vendor="GenuineIntel", family=6, model=0xCF, isa=frozenset({"avx2"})))),

@@ -39,6 +39,7 @@ PICKS = {
     "emerald rapids": (xeon(207, *AMX), "xeon-amx"),
     "granite rapids": (xeon(173, *AMX), "xeon-amx"),
     "granite rapids D": (xeon(174, *AMX), "xeon-amx"),
+    "AMX in a virtual machine that reports a Rocket Lake": (xeon(167, *AMX), "xeon-amx"),
     "AMX hidden by the hypervisor": (xeon(143, *AVX512), None),
     "sierra forest": (xeon(175, "avx2"), None),
     "rome": (amd(0x17, 0x31, "avx2"), "epyc-zen2"),
