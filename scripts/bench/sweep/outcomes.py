@@ -6,14 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from report import format_table
 
-Kind = Literal["whole", "parts", "not faster", "eager", "pending", "wrong", "failed", "died", "not built"]
-KINDS: tuple[Kind, ...] = (
-    *("whole", "parts", "not faster", "eager", "pending", "wrong", "failed", "died", "not built"),
-)
+Kind = Literal[
+    "whole", "parts", "not faster", "eager", "pending", "wrong", "failed", "died", "not finished", "not built"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 MEANINGS: Mapping[str, str] = {
     "whole": "captured as a whole",
     "parts": "captured in parts",
@@ -22,7 +22,8 @@ MEANINGS: Mapping[str, str] = {
     "pending": "neither captured nor refused within --wait-seconds",
     "wrong": "gave another result than plain python",
     "failed": "raised an error that plain python does not raise",
-    "died": "the process died or did not end",
+    "died": "the process died",
+    "not finished": "ended by the sweep, because it had no result in time",
     "not built": "not part of the sweep: cannot be built small, or fails under plain python",
 }
 NOT_FASTER = ("eager execution is faster", "without captured graphs are faster")

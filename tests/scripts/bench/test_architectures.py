@@ -5,7 +5,10 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sweep.configs import SMALL, small_values
@@ -47,6 +50,32 @@ def test_a_death_is_attributed_to_the_model_that_was_started() -> None:
     lines = [json.dumps({"start": "bert"}), json.dumps(asdict(bert)), json.dumps({"start": "t5"})]
     assert read_lines("\n".join(lines)) == ([bert], "t5")
     assert read_lines("\n".join(lines[:2])) == ([bert], None)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the benches read /proc")
+@pytest.mark.parametrize(
+    ("ending", "limit", "kind", "reason"),
+    [("sys.exit(3)", 60.0, "died", "exit code 3"), ("time.sleep(60)", 0.0, "not finished", "no result for 0 s")],
+)
+def test_a_model_that_ends_its_process_is_no_model_without_a_result(
+    ending: str, limit: float, kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = SourceFileLoader("architectures_bench", str(BENCH / "architectures"))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    bench = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, loader.name, bench)
+    loader.exec_module(bench)
+    monkeypatch.setattr(bench, "MODEL_SECONDS", limit)
+
+    def command(mode: str, names: list[str], results: Path) -> list[str]:
+        lines = f"import sys, time; open({str(results)!r}, 'a').write('{{\"start\": \"t5\"}}\\n'); {ending}"
+        return [sys.executable, "-c", lines]
+
+    sweep = SimpleNamespace(folder=tmp_path, wait_seconds=0.0, command=command)
+    for mode, expected in (("captured", kind), ("plain", "not built")):
+        (outcome,) = bench.run_models(sweep, mode, ["t5"])
+        assert (outcome.name, outcome.kind, outcome.reason) == ("t5", expected, reason)
 
 
 def test_results_that_differ_are_settled_by_fp64() -> None:
@@ -161,7 +190,7 @@ def test_the_sweep_writes_table_and_json(tmp_path: Path) -> None:
     assert f"not run: timm is not installed; to install: scripts/bench/setup-peers --folder {tmp_path}" in ended.stdout
     (outcome,) = json.loads(result.read_text())["outcomes"]["transformers"]
     assert outcome["name"] == "bert"
-    assert outcome["kind"] not in ("wrong", "failed", "died", "not built"), outcome
+    assert outcome["kind"] not in ("wrong", "failed", "died", "not finished", "not built"), outcome
 
 
 @pytest.mark.torch
