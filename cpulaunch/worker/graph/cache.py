@@ -241,11 +241,11 @@ class Captures:
         try:
             result = captured.run(call)
             has_run = True
-        except UnboundedError:
+        except UnboundedError as unbounded:
             state.unbounded += 1
             if state.unbounded > UNBOUNDED_CALLS and state.unbounded > UNBOUNDED_SHARE * state.bounded:
                 self._drop(state)
-                state.finish("values inside it are often NaN, infinite or huge, so that its calls would run twice")
+                state.finish(f"its calls would often run twice: {unbounded}")
         except Exception as error:  # noqa: BLE001  After any failure of a graph the eager result is still right.
             self._give_up(state, f"the captured graph failed: {text_of(error)}")
         if not has_run:  # Not above, as an error of the program would have that one as its context.

@@ -135,7 +135,7 @@ def capture(call: Call, eager: Any, weights: Weights, precision: Precision, tria
         try:
             run, graph = _with_fresh_results(call, prepared, outputs_of)
         except UnboundedError as unbounded:
-            raise RefusedError(f"NaN may be lost: {unbounded}") from None
+            raise RefusedError(f"its graph may give wrong results: {unbounded}") from None
         _check_sharing(call, weights, eager, graph, run(call))
         error = check(eager, graph, low_precision=prepared.low)
     return Captured(
@@ -190,6 +190,7 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, tri
         call.inputs,
         enter_precision,
         replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
+        asserted=traced.asserted,
     )
     if (mode[0].low or enters_autocast(traced.graph)) and RECURRENT.search(frozen.graph.text):
         raise RefusedError("autocast converts tensors inside its recurrent layers, which a trace does not show")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import threading
@@ -12,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.mutation import others_may_draw
@@ -125,6 +127,71 @@ def lost_effect(graph: torch.fx.GraphModule) -> str:
         if any(_is_for_its_effect(schema, is_used=bool(node.users)) for schema in _schemas(node.target)):
             return f"the operator {node.target}, of which nothing is used"
     return ""
+
+
+ASSERTIONS = frozenset(
+    (
+        torch._assert_async,
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten._assert_scalar.default,
+    )
+)
+COMPARISONS = frozenset((operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne))
+
+EXACT: dict[type | None, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
+"""Types of tensors in which numbers of Python compare as in Python: a smaller one would round them first."""
+
+
+def assert_by_results(graph: torch.fx.GraphModule) -> int:
+    """How many results the graph has besides its own, behind them, now: tensors of one element.
+
+    Each is true, or another number than zero, if what it asserts about the values of tensors holds. Effect: these
+    results take the place of assertions. Those that are about more than comparisons of numbers stay.
+    """
+    conditions = []
+    for node in [each for each in graph.graph.nodes if each.op == "call_function" and each.target in ASSERTIONS]:
+        with graph.graph.inserting_before(node):
+            condition = _as_tensor(node.args[0], graph.graph)
+        if condition is not None:
+            conditions.append(condition)
+            graph.graph.erase_node(node)
+    nodes = [*reversed(graph.graph.nodes)]
+    nodes[0].args = ((*nodes[0].args[0], *conditions),)
+    for node in nodes[1:]:
+        if not node.users and _kind(node) is not None:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return len(conditions)
+
+
+def _kind(value: object) -> type | None:
+    """The type of a number, or of the number that a node results in; None for others, such as tensors."""
+    example = value.meta.get("example_value") if isinstance(value, torch.fx.Node) else value
+    kinds = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat))
+    return next((kind[0] for kind in kinds if isinstance(example, kind)), None)
+
+
+def _as_tensor(value: object, graph: torch.fx.Graph) -> torch.fx.Node | None:
+    """A node that results in the tensor, or in one with the number, that this one results in; None if there is none.
+
+    Effect: adds nodes to the graph.
+    """
+    if not isinstance(value, torch.fx.Node):
+        return None
+    if isinstance(value.meta.get("example_value"), Tensor):
+        return value
+    if value.op == "call_method" and value.target == "item" and (kind := EXACT.get(_kind(value))) is not None:
+        return graph.call_method("to", (value.args[0], kind))
+    if value.op == "call_function" and value.target is torch.sym_ite and value.args[1:] == (1, 0):
+        condition = _as_tensor(value.args[0], graph)
+        return None if condition is None else graph.call_method("to", (condition, torch.int64))
+    if value.op != "call_function" or value.target not in COMPARISONS:
+        return None
+    sides = [_as_tensor(side, graph) if isinstance(side, torch.fx.Node) else side for side in value.args]
+    kinds = {_kind(side) for side in value.args}
+    is_exact = kinds in ({int}, {float}) and None not in sides
+    return graph.call_function(value.target, tuple(sides)) if is_exact else None
 
 
 def enters_autocast(graph: torch.fx.GraphModule) -> bool:

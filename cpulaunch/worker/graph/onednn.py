@@ -39,12 +39,14 @@ def after_fork() -> None:
 class Frozen:
     """A graph with its weights as constants, and what keeps NaN; its inputs are those of the call in `used`.
 
-    `bytes`: memory of its constants besides the module's own.
+    `bytes`: memory of its constants besides the module's own. `asserted`: how many of its own results, the last ones,
+    must be true.
     """
 
     safeguards: Safeguards
     used: tuple[int, ...]
     bytes: int
+    asserted: int = 0
 
     @property
     def graph(self) -> PortableGraph:
@@ -61,7 +63,7 @@ class Frozen:
 
 
 class UnboundedError(Exception):
-    """A value inside a graph is NaN, infinite or huge, so that NaN may have been lost after it."""
+    """A value inside a graph is one for which its results may be wrong."""
 
 
 def freeze(
@@ -71,11 +73,13 @@ def freeze(
     enter_precision: Callable[[ExitStack], bool],
     *,
     replaces_attention: bool = False,
+    asserted: int = 0,
 ) -> Frozen:
     """The graph with its weights as constants, for inputs like these.
 
     `enter_precision` enters the precision to trace in and says whether outputs become fp32. Later calls run without
     autocast, because the trace contains its casts. `replaces_attention`: see fusion/not_a_number.py, ATTENTION.
+    `asserted`: see Frozen.
     Effect: torch's global JIT settings are restored. Raises: any error of torch.
     """
     used = tuple(dict.fromkeys(source for source in sources if isinstance(source, int)))
@@ -93,7 +97,7 @@ def freeze(
         has_single_variance=_has_single_variance(traced),
         replaces_attention=replaces_attention,
     )
-    return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own))
+    return Frozen(safeguards=kept, used=used, bytes=_constant_bytes(frozen, own), asserted=asserted)
 
 
 def _count_views(graph: PortableGraph, own: set[int]) -> None:
@@ -122,7 +126,7 @@ def _elements(value: Any) -> int:
 def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Tensor]) -> Function:
     """A function that runs the graph for calls with inputs like these; operations at these positions are not fused.
 
-    It raises UnboundedError where NaN may have been lost.
+    It raises UnboundedError where NaN may have been lost, or an assertion about values does not hold.
 
     The warm-up calls run without autocast: a graph that is called under a different autocast state is optimized again,
     without fusion (seen with torch 2.13).
@@ -134,22 +138,23 @@ def compile_graph(frozen: Frozen, left_out: frozenset[int], inputs: Sequence[Ten
         function = fusible_function_of(graph)
         for _ in range(WARM_UP_CALLS):
             function(*frozen.inputs_of(inputs))
-    function = _watching(function, frozen.safeguards.watched)
+    function = _checking(function, frozen.safeguards.watched, is_small, "a value inside it is NaN, infinite or huge")
+    function = _checking(function, frozen.asserted, bool, "what it asserts about values does not hold")
     if frozen.used == tuple(range(len(inputs))):
         return function
     return lambda *given: function(*frozen.inputs_of(given))
 
 
-def _watching(function: Function, watched: int) -> Function:
-    """The function without its last results, so many, which must be small numbers."""
-    if not watched:
+def _checking(function: Function, count: int, holds: Callable[[Tensor], bool], failure: str) -> Function:
+    """The function without its last results, so many, for each of which `holds` must be true."""
+    if not count:
         return function
 
     def run(*inputs: Tensor) -> tuple[Tensor, ...]:
         outputs = function(*inputs)
-        if not all(map(is_small, outputs[-watched:])):
-            raise UnboundedError("a value inside the graph is NaN, infinite or huge")
-        return outputs[:-watched]
+        if not all(map(holds, outputs[-count:])):
+            raise UnboundedError(failure)
+        return outputs[:-count]
 
     return run
 

@@ -22,6 +22,7 @@ from cpulaunch.records.record import record, replace
 from cpulaunch.worker.graph.dynamo import (
     Answer,
     answered_as_in_eager_calls,
+    assert_by_results,
     lost_effect,
     others_draws_kept,
     reads_environment,
@@ -49,7 +50,7 @@ class ResultSource:
 
 @record
 class TracedCall:
-    """One call as a graph: `graph(*arguments)` returns a tuple of tensors.
+    """One call as a graph: `graph(*arguments)` returns a tuple of tensors, the last `asserted` of which must be true.
 
     `sources`: for each argument of the graph, the index of an input of the call or a frozen tensor. `spec`: structure
     of the result. `results`: where each tensor of the result comes from. `low`: one of these is bf16 or fp16. `silent`:
@@ -66,6 +67,7 @@ class TracedCall:
     code: types.CodeType
     silent: frozenset[SilentCall] = frozenset()
     answers: frozenset[Answer] = frozenset()
+    asserted: int = 0
 
     def has_relative_views(self) -> bool:
         """Whether each view is at a fixed distance from the tensor it is taken of, wherever that one begins."""
@@ -169,12 +171,14 @@ def _traced_call(
         low=any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors),
         guards=_guards(code),
         code=code,
+        asserted=recorder.asserted,
     )
 
 
 class _Recorder:
     """A Dynamo backend that records the graph with the arguments and outputs of its first run.
 
+    `asserted`: how many results the graph has behind these outputs, for what it asserts about values.
     `foreign`: tensors that the graph must not write to. Dynamo keeps every backend until the process exits.
     """
 
@@ -184,12 +188,14 @@ class _Recorder:
         self.context: Any = None
         self.arguments: tuple[Any, ...] = ()
         self.outputs: tuple[Any, ...] | None = None
+        self.asserted = 0
 
     def __call__(self, graph: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         self.graph, self.context = graph, torch._guards.TracingContext.try_get()
         effects = _side_effects()
         if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
+        self.asserted = assert_by_results(graph)
         lost = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
         if lost:
             raise RefusedError(f"its graph would not contain {lost}")
@@ -201,7 +207,8 @@ class _Recorder:
             self.arguments = arguments
             try:
                 with OwnResultsOnly(self._foreign):
-                    outputs = self.outputs = tuple(self.graph(*arguments)) if self.graph is not None else ()
+                    results = tuple(self.graph(*arguments)) if self.graph is not None else ()
+                    outputs = self.outputs = results[: len(results) - self.asserted]
             except WrittenError as error:
                 raise RefusedError(f"it changes an argument or its own tensors in place ({error})") from None
             return outputs

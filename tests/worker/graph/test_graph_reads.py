@@ -79,6 +79,36 @@ class AssertingAsync(Net):
         torch._assert_async((value.abs() < 100).all())
 
 
+class AssertingTruth(Net):
+    def look(self, value: Tensor) -> None:
+        assert (value.abs() < 100).all().item(), "too large"
+
+
+class AssertingLengths(Net):
+    def look(self, value: Tensor) -> None:
+        lengths = (value > 500).sum(dim=1).to(torch.int8)
+        assert lengths.min().item() >= 0
+        assert lengths.max().item() <= value.size(1) - 2
+        assert lengths.max() < 300 - 286, "too long"
+
+
+class AssertingBoundary(Net):
+    """In fp32, the greatest element would not be greater than the constant."""
+
+    def look(self, value: Tensor) -> None:
+        assert value.max().item() > 0.1, "too small"
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(torch.where(value > 800, -1e4, torch.zeros_like(value) + 0.1))
+
+
+class AssertingSums(Net):
+    """The sum of two numbers is none that a comparison is of."""
+
+    def look(self, value: Tensor) -> None:
+        assert value.min().item() + value.max().item() < 100, "too large"
+
+
 class NotCompiling(Net):
     def look(self, value: Tensor) -> None:
         if not torch.compiler.is_compiling() and value.abs().max() > 100:
@@ -91,7 +121,10 @@ class AssertingInCheckpoint(Asserting):
         return result
 
 
-@pytest.mark.parametrize("kind", [Asserting, AssertingNumber, AssertingAsync, AssertingInCheckpoint, NotCompiling])
+CHECKED_BY_GRAPHS = [Asserting, AssertingNumber, AssertingAsync, AssertingTruth, AssertingLengths, AssertingBoundary]
+
+
+@pytest.mark.parametrize("kind", [*CHECKED_BY_GRAPHS, AssertingSums, AssertingInCheckpoint, NotCompiling])
 def test_what_a_call_checks_is_checked_at_each_call(plugin: Plugin, kind: type[Net]) -> None:
     model, value = kind().eval(), torch.randn(4, 16)
     for _ in range(5):
@@ -99,7 +132,20 @@ def test_what_a_call_checks_is_checked_at_each_call(plugin: Plugin, kind: type[N
     for _ in range(2):
         with pytest.raises((AssertionError, RuntimeError)):
             model(value + 1000)
-    assert plugin.captured() == ["Sequential"]  # Its layers, which check nothing.
+    whole = kind.__name__ if kind in CHECKED_BY_GRAPHS else "Sequential"  # Its layers, which check nothing.
+    assert plugin.captured() == [whole]
+    close(model(value), plugin.eager(model, value))
+
+
+def test_a_program_whose_assertions_often_fail_runs_eagerly(plugin: Plugin) -> None:
+    model, value = Asserting().eval(), torch.randn(4, 16)
+    for _ in range(5):
+        model(value)
+    assert plugin.captured() == ["Asserting"]
+    for _ in range(12):
+        with pytest.raises(AssertionError, match="too large"):
+            model(value + 1000)
+    assert "what it asserts about values does not hold" in plugin.reasons()
 
 
 class Counting(Net):
