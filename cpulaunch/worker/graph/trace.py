@@ -258,10 +258,14 @@ def _summary(error: BaseException | None) -> str:
 
 
 def _dynamo_settings() -> Any:
-    """A context in which Dynamo guards hooks too and takes recurrent layers; earlier compilations have no influence."""
+    """A context in which Dynamo guards hooks too, and takes recurrent layers and numbers that depend on values.
+
+    Earlier compilations have no influence.
+    """
     import torch._dynamo.config as config
 
     settings = {"skip_nnmodule_hook_guards": False, "automatic_dynamic_shapes": False, "suppress_errors": False}
+    settings["capture_scalar_outputs"] = True  # As newer versions do for a whole graph anyway.
     if hasattr(config, "allow_rnn"):  # Since torch 2.6.
         settings["allow_rnn"] = True
     return config.patch(settings)

@@ -23,6 +23,7 @@ from tests.worker.capturing import Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITTEN: list[str] = []
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 @torch.library.custom_op("cpulaunch_tests::write", mutates_args=())
@@ -133,7 +134,9 @@ def test_what_a_call_checks_is_checked_at_each_call(plugin: Plugin, kind: type[N
         with pytest.raises((AssertionError, RuntimeError)):
             model(value + 1000)
     whole = kind.__name__ if kind in CHECKED_BY_GRAPHS else "Sequential"  # Its layers, which check nothing.
-    assert plugin.captured() == [whole]
+    # torch 2.5 and 2.8 do not trace the number of a truth value; its layers are captured then.
+    is_optional = kind is AssertingTruth and VERSION < (2, 13)
+    assert plugin.captured() == [whole] or (is_optional and plugin.captured() == ["Sequential"])
     close(model(value), plugin.eager(model, value))
 
 
@@ -220,7 +223,8 @@ def test_variables_of_the_environment_are_read_at_each_call(plugin: Plugin, monk
     monkeypatch.setenv("CPULAUNCH_TESTS_FACTOR", "3")
     for _ in range(2):
         close(model(value), plugin.eager(model, value))
-    assert plugin.captured() == ["Sequential"]
+    # The guards of torch 2.5 contain the values of variables: each value is a capture.
+    assert {*plugin.captured()} == ({kind.__name__} if VERSION < (2, 6) else {"Sequential"})
 
 
 class Base(Net):
