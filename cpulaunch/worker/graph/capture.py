@@ -22,6 +22,7 @@ from cpulaunch.worker.graph.precision import Mode, Precision
 from cpulaunch.worker.graph.silent_logging import are_silent
 from cpulaunch.worker.graph.trace import RefusedError, TracedCall, trace_call
 from cpulaunch.worker.graph.weights import Weights, contained
+from cpulaunch.worker.reporting.events import text_of
 from cpulaunch.worker.tensors.aliasing import View, sharing_differs, views
 from cpulaunch.worker.tensors.compare import LOW_PRECISION, ROUNDING, largest_error
 from cpulaunch.worker.tensors.mutation import random_state, restore_random_state, storage_of
@@ -184,14 +185,19 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, tri
         mode.append(precision.enter(contexts, call.module, cache=False))
         return mode[0].widen
 
-    frozen = freeze(
-        traced.graph,
-        traced.sources,
-        call.inputs,
-        enter_precision,
-        replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
-        asserted=traced.asserted,
-    )
+    try:
+        frozen = freeze(
+            traced.graph,
+            traced.sources,
+            call.inputs,
+            enter_precision,
+            replaces_attention=any(isinstance(part, FAST_ATTENTION) for part in call.module.modules()),
+            asserted=traced.asserted,
+        )
+    except RuntimeError as error:
+        if not traced.asserted:
+            raise
+        raise RefusedError(f"it asserts something that is no result of its graph: {text_of(error)}") from None
     if (mode[0].low or enters_autocast(traced.graph)) and RECURRENT.search(frozen.graph.text):
         raise RefusedError("autocast converts tensors inside its recurrent layers, which a trace does not show")
     left_out = frozen.safeguards.left_out

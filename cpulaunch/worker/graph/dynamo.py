@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import os
 import sys
 import threading
@@ -13,7 +12,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cpulaunch.records.record import record
 from cpulaunch.worker.tensors.mutation import others_may_draw
@@ -129,69 +127,50 @@ def lost_effect(graph: torch.fx.GraphModule) -> str:
     return ""
 
 
-ASSERTIONS = frozenset(
-    (
-        torch._assert_async,
-        torch.ops.aten._assert_async.default,
-        torch.ops.aten._assert_async.msg,
-        torch.ops.aten._assert_scalar.default,
-    )
-)
-COMPARISONS = frozenset((operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne))
-
-EXACT: dict[type | None, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
-"""Types of tensors in which numbers of Python compare as in Python: a smaller one would round them first."""
+ASSERTIONS = (torch._assert_async, torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
 
 
 def assert_by_results(graph: torch.fx.GraphModule) -> int:
-    """How many results the graph has besides its own, behind them, now: tensors of one element.
+    """How many results the graph has behind its own now: one, not zero in all its elements, for each assertion.
 
-    Each is true, or another number than zero, if what it asserts about the values of tensors holds. Effect: these
-    results take the place of assertions. Those that are about more than comparisons of numbers stay.
+    Effect: they take the place of the assertions that tensors are not zero. Each is computed where its assertion was:
+    what it is about may be written to afterwards.
     """
     conditions = []
     for node in [each for each in graph.graph.nodes if each.op == "call_function" and each.target in ASSERTIONS]:
-        with graph.graph.inserting_before(node):
-            condition = _as_tensor(node.args[0], graph.graph)
-        if condition is not None:
-            conditions.append(condition)
+        if node.args and isinstance(node.args[0], torch.fx.Node):
+            with graph.graph.inserting_before(node):
+                conditions.append(graph.graph.call_function(torch.ne, (node.args[0], 0)))
             graph.graph.erase_node(node)
-    nodes = [*reversed(graph.graph.nodes)]
-    nodes[0].args = ((*nodes[0].args[0], *conditions),)
-    for node in nodes[1:]:
-        if not node.users and _kind(node) is not None:
-            graph.graph.erase_node(node)
+    output = next(iter(reversed(graph.graph.nodes)))
+    output.args = ((*output.args[0], *conditions),)
     graph.recompile()
     return len(conditions)
 
 
-def _kind(value: object) -> type | None:
-    """The type of a number, or of the number that a node results in; None for others, such as tensors."""
-    example = value.meta.get("example_value") if isinstance(value, torch.fx.Node) else value
-    kinds = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat))
-    return next((kind[0] for kind in kinds if isinstance(example, kind)), None)
+def reads_numbers() -> bool:
+    """Whether the call that is being traced reads numbers out of tensors, as by `item()`.
 
-
-def _as_tensor(value: object, graph: torch.fx.Graph) -> torch.fx.Node | None:
-    """A node that results in the tensor, or in one with the number, that this one results in; None if there is none.
-
-    Effect: adds nodes to the graph.
+    Dynamo computes with them as with real numbers, without NaN, overflow and division by zero, and leaves out what
+    follows from its sums: assertions, and branches that a program takes for NaN.
     """
-    if not isinstance(value, torch.fx.Node):
-        return None
-    if isinstance(value.meta.get("example_value"), Tensor):
-        return value
-    if value.op == "call_method" and value.target == "item" and (kind := EXACT.get(_kind(value))) is not None:
-        return graph.call_method("to", (value.args[0], kind))
-    if value.op == "call_function" and value.target is torch.sym_ite and value.args[1:] == (1, 0):
-        condition = _as_tensor(value.args[0], graph)
-        return None if condition is None else graph.call_method("to", (condition, torch.int64))
-    if value.op != "call_function" or value.target not in COMPARISONS:
-        return None
-    sides = [_as_tensor(side, graph) if isinstance(side, torch.fx.Node) else side for side in value.args]
-    kinds = {_kind(side) for side in value.args}
-    is_exact = kinds in ({int}, {float}) and None not in sides
-    return graph.call_function(value.target, tuple(sides)) if is_exact else None
+    from torch.fx.experimental.symbolic_shapes import SymT, symbol_is_type
+
+    shapes: Any = torch._guards.TracingContext.get().fake_mode.shape_env
+    numbers = (SymT.FLOAT, SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+    return any(symbol_is_type(symbol, numbers) for symbol in shapes.var_to_range)
+
+
+def guard_results() -> None:
+    """Effect: the values that the traced call returns are guarded, too, where it only hands them on.
+
+    Dynamo's bytecode would read them anew at each call, as those of closures. Source:
+    torch/_dynamo/variables/lazy.py, LazyVariableTracker.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables import LazyVariableTracker
+
+    LazyVariableTracker.realize_all(InstructionTranslator.current_tx().stack)
 
 
 def enters_autocast(graph: torch.fx.GraphModule) -> bool:

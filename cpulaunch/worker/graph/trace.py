@@ -23,9 +23,11 @@ from cpulaunch.worker.graph.dynamo import (
     Answer,
     answered_as_in_eager_calls,
     assert_by_results,
+    guard_results,
     lost_effect,
     others_draws_kept,
     reads_environment,
+    reads_numbers,
     unmarked,
 )
 from cpulaunch.worker.graph.silent_logging import SilentCall, silent_calls_left_out, silent_warnings
@@ -195,6 +197,9 @@ class _Recorder:
         effects = _side_effects()
         if effects:  # Refused here, because Dynamo's bytecode would repeat the changes.
             raise RefusedError(f"it changes {effects}")
+        guard_results()
+        if reads_numbers():
+            raise RefusedError("it reads numbers out of tensors, whose values would not all be noticed")
         self.asserted = assert_by_results(graph)
         lost = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
         if lost:
@@ -258,14 +263,10 @@ def _summary(error: BaseException | None) -> str:
 
 
 def _dynamo_settings() -> Any:
-    """A context in which Dynamo guards hooks too, and takes recurrent layers and numbers that depend on values.
-
-    Earlier compilations have no influence.
-    """
+    """A context in which Dynamo guards hooks too and takes recurrent layers; earlier compilations have no influence."""
     import torch._dynamo.config as config
 
     settings = {"skip_nnmodule_hook_guards": False, "automatic_dynamic_shapes": False, "suppress_errors": False}
-    settings["capture_scalar_outputs"] = True  # As newer versions do for a whole graph anyway.
     if hasattr(config, "allow_rnn"):  # Since torch 2.6.
         settings["allow_rnn"] = True
     return config.patch(settings)

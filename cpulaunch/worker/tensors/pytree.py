@@ -19,9 +19,6 @@ CONSTANTS = (
 TAGS = ("tensor", "constant", "dict", "named tuple", "node", "object")
 MAX_DEPTH = 32
 
-GUARDS_CLASSES = torch.torch_version.TorchVersion(torch.__version__) >= (2, 8)
-"""Whether Dynamo's guards notice that an attribute is another class now: with torch 2.8 and newer, not with 2.5."""
-
 HEAP_TYPE = 1 << 9
 """Set for classes written in Python. Source: CPython, Include/object.h, Py_TPFLAGS_HEAPTYPE."""
 
@@ -42,7 +39,7 @@ def flatten(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
     if kind is Tensor or kind is torch.nn.Parameter:
         tensors.append(value)
         return ("tensor",)
-    if kind in CONSTANTS or isinstance(value, enum.Enum) or _is_class(value):
+    if kind in CONSTANTS or isinstance(value, enum.Enum):
         return ("constant", kind, _comparable(value))
     if depth > MAX_DEPTH:
         raise UnknownStructureError("nested too deeply")
@@ -51,11 +48,6 @@ def flatten(value: Any, tensors: list[Tensor], *, depth: int = 0) -> Spec:
     if kind is tuple or kind is list:
         return (kind, *[flatten(item, tensors, depth=depth + 1) for item in value])
     return _flatten_registered(value, kind, tensors, depth)
-
-
-def _is_class(value: object) -> bool:
-    """Whether this is a class that equals itself alone, as of the layers that a cache is to make."""
-    return GUARDS_CLASSES and isinstance(value, type) and type(value).__eq__ is object.__eq__
 
 
 def _comparable(value: object) -> object:

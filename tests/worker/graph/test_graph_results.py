@@ -3,7 +3,6 @@
 import re
 import threading
 from collections import namedtuple
-from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.records.torch_settings import TorchSettings  # noqa: E402
 from cpulaunch.worker.graph import cache as modules  # noqa: E402
-from cpulaunch.worker.tensors.pytree import GUARDS_CLASSES  # noqa: E402
 from tests.launch.launching import eventually  # noqa: E402
 from tests.worker.capturing import Plugin, close, installed  # noqa: E402
 
@@ -116,37 +114,6 @@ class Result:
     scores: Tensor
     label: str
     parts: Pair
-
-
-class Same(type):
-    def __eq__(cls, other: object) -> bool:
-        return isinstance(other, Same)
-
-    def __hash__(cls) -> int:
-        return 1
-
-
-class ReturningClass(nn.Module):
-    def __init__(self, kind: type) -> None:
-        super().__init__()
-        self.layers, self.kind = mlp(), kind
-
-    def forward(self, value: Tensor) -> dict[str, object]:
-        return {"value": self.layers(value), "kind": self.kind}
-
-
-@pytest.mark.parametrize(
-    ("kind", "captured"), [(int, "ReturningClass"), (Sized, "ReturningClass"), (Same("Odd", (), {}), "Sequential")]
-)
-def test_classes_in_results_are_constants_if_they_equal_themselves_alone(plugin: Plugin, kind, captured: str) -> None:
-    model, value = ReturningClass(kind).eval(), x()
-    for _ in range(4):
-        result = model(value)
-        assert result["kind"] is kind
-        close(result["value"], plugin.eager(model, value)["value"])
-    assert plugin.captured() == [captured if GUARDS_CLASSES else "Sequential"]
-    model.kind = str
-    assert model(value)["kind"] is str
 
 
 class Structured(nn.Module):
