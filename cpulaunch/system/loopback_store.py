@@ -19,8 +19,10 @@ from operator import index
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
+
+    Server = tuple[str, int]
 
 BACKLOG = 2048
 """Source: torch/csrc/distributed/c10d/socket.cpp."""
@@ -54,6 +56,14 @@ TELLS_LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS
 """Errors that pass, some of which other users can bring about. All others are of kernels that never tell."""
 
 
+class StrangerError(RuntimeError):
+    """Another user has a server that this process was to use; `user`: which one, None if it has gone meanwhile."""
+
+    def __init__(self, text: str, user: int | None = None) -> None:
+        super().__init__(text)
+        self.user = user
+
+
 def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
     """A function that makes the same TCPStore. Where the name is a loopback one, it serves or reaches one address only.
 
@@ -70,7 +80,7 @@ def on_loopback(make_store: Callable[..., Any]) -> Callable[..., Any]:
         host = address or host_name
         if address is not None and not serves:
             seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-            return _connected(lambda: make_store(host, port, *more, **options), (host, index(port)), seconds)
+            return connected(lambda at: make_store(at, port, *more, **options), [(host, index(port))], seconds)
         listening = serves and address is not None and "master_listen_fd" not in options
         listener = _retried_listener(host, port) if listening else None
         if listener is None:
@@ -191,36 +201,57 @@ def _socket_of(descriptor: int) -> _socket.socket:
         raise
 
 
-def _connected(connect: Callable[[], Any], server: tuple[str, int], seconds: float) -> Any:
+def connected(
+    connect: Callable[[str], Any],
+    servers: Sequence[Server],
+    seconds: float,
+    *,
+    serves: bool = False,
+    patient: bool = True,
+) -> Any:
     """The client that `connect` makes, of a server of this user or root; of any where owners of sockets are unknown.
 
-    It connects once such a server listens: torch's client waits forever for one that accepts it and says nothing. Then
-    the connection is looked at: torch tries again if the server has gone meanwhile. Raises: RuntimeError.
+    It connects to the first of these addresses of this host at which such a server listens: torch's client waits
+    forever for one that accepts it and says nothing. Then the connection is looked at: torch tries again if the server
+    has gone meanwhile. `serves`: `connect` itself starts the server. Unless `patient`, another user who listens is an
+    error at once. Raises: RuntimeError.
     """
-    trusted = _trusted_users(server[0])
+    trusted = trusted_users(servers[0][0])
     if not trusted:
-        return connect()
+        return connect(servers[0][0])
     deadline = time.monotonic() + seconds
-    _wait_for_server(server, trusted, seconds)
+    server = servers[0] if serves else _wait_for_server(servers, trusted, seconds, patient=patient)
     others = _clients_of(server)
-    store = connect()
+    store = connect(server[0])
     clients = _clients_of(server).keys() - others
     if not clients or not all(_is_trusted(server, client, trusted, deadline) for client in clients):
-        raise RuntimeError(f"the server at {server[0]}, port {server[1]}, has gone or is no longer one of this user")
+        raise StrangerError(f"the server at {server[0]}, port {server[1]}, has gone or is no longer one of this user")
     return store
 
 
-def _wait_for_server(server: tuple[str, int], trusted: frozenset[int], seconds: float) -> None:
-    """Returns once a trusted user listens there. Effect: one line on stderr if others do. Raises: torch's error."""
+def _wait_for_server(
+    servers: Sequence[Server], trusted: frozenset[int], seconds: float, *, patient: bool = True
+) -> Server:
+    """The first server of a trusted user, once there is one. Effect: one line on stderr if others listen.
+
+    Raises: torch's error, or StrangerError if another user listens, unless `patient`.
+    """
     start, other, silent = time.monotonic(), None, True
-    while (owner := owner_of_server(server)) not in trusted:
+    while True:
+        owners = {server: owner_of_server(server) for server in servers}
+        if (found := next((server for server in servers if owners[server] in trusted), None)) is not None:
+            return found
         waited = time.monotonic() - start
-        other = other if owner is None else owner
+        stranger = next((server for server in servers if owners[server] is not None), None)
+        if stranger is not None:
+            other, text = owners[stranger], f"uid {owners[stranger]} listens at {stranger[0]}, port {stranger[1]}"
+            if not patient:
+                raise StrangerError(text, other)
+            if silent and waited >= SILENT_SECONDS:
+                silent = False
+                _say(f"{text}; waiting for rank 0 of this user or root")
         if waited >= seconds:
-            raise _timeout_error(server, seconds, other)
-        if silent and owner is not None and waited >= SILENT_SECONDS:
-            silent = False
-            _say(f"uid {owner} listens at {server[0]}, port {server[1]}; waiting for rank 0 of this user or root")
+            raise _timeout_error(servers[0], seconds, other)
         # The kernel announces no listeners of other processes.
         time.sleep(min(max(POLL_SECONDS, waited * POLL_SHARE), LONGEST_POLL_SECONDS))
 
@@ -230,7 +261,7 @@ def _say(text: str) -> None:
         os.write(2, f"cpulaunch: warning: {text}\n".encode())
 
 
-def _is_trusted(server: tuple[str, int], client: tuple[str, int], trusted: frozenset[int], deadline: float) -> bool:
+def _is_trusted(server: Server, client: Server, trusted: frozenset[int], deadline: float) -> bool:
     """Whether a trusted user has the server's end of this connection, once it is accepted."""
     while (owner := owner_of_server(server, client)) is None:
         if _clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
@@ -239,7 +270,7 @@ def _is_trusted(server: tuple[str, int], client: tuple[str, int], trusted: froze
     return owner in trusted
 
 
-def _trusted_users(address: str) -> frozenset[int]:
+def trusted_users(address: str) -> frozenset[int]:
     """The users whose servers this process trusts, as the kernel numbers them here; none if it does not tell.
 
     An own socket is asked for: without its module for TCP, the kernel answers that there is none. Raises: OSError.
@@ -253,28 +284,22 @@ def _trusted_users(address: str) -> frozenset[int]:
     return frozenset() if owner is None else frozenset({ROOT_UID, owner})
 
 
-def stranger_at(server: tuple[str, int]) -> int | None:
-    """The user who listens at an address and port of this host, if it is neither this one nor root.
-
-    None if there is no such user, or the kernel does not tell. Raises: OSError if it may tell later.
-    """
-    owner, trusted = owner_of_server(server), _trusted_users(server[0])
-    return owner if trusted and owner not in trusted else None
-
-
-def owner_of_server(server: tuple[str, int], client: tuple[str, int] | None = None) -> int | None:
+def owner_of_server(server: Server, client: Server | None = None) -> int | None:
     """The user of the socket that a client on this host reaches at one of its addresses and ports; None if unknown.
+
+    An address of one link has the number of its interface behind "%".
 
     It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
     listener that the kernel would give a new connection. Users without a number in this namespace are 65534.
     Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk. Raises: OSError if it may tell later.
     """
+    interface, server = int(server[0].partition("%")[2] or LOOPBACK_INDEX), _place(server)
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     places = [(server[0], server[1]), client or (server[0], 0)]
     question = struct.pack("=BBHI", family, socket.IPPROTO_TCP, 0, 0)
     question += b"".join(port.to_bytes(2, "big") for _, port in places)
     question += b"".join(socket.inet_pton(family, address).ljust(16, b"\0") for address, _ in places)
-    question += struct.pack("=Iq", LOOPBACK_INDEX, -1)  # Any cookie.
+    question += struct.pack("=Iq", interface, -1)  # Any cookie.
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
             kernel.connect((0, 0))  # Only the kernel can answer.
@@ -300,9 +325,9 @@ def _raise_error_of(answer: bytes) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _clients_of(server: tuple[str, int]) -> dict[tuple[str, int], int]:
+def _clients_of(server: Server) -> dict[Server, int]:
     """Address and port of each connection that this process has to a server, and its state."""
-    found = {}
+    found, server = {}, _place(server)
     for descriptor in _sockets():
         with suppress(OSError), closing(_socket_of(descriptor)) as each:
             if each.family in (socket.AF_INET, socket.AF_INET6) and _place(each.getpeername()) == server:
@@ -311,12 +336,12 @@ def _clients_of(server: tuple[str, int]) -> dict[tuple[str, int], int]:
     return found
 
 
-def _place(name: tuple[Any, ...]) -> tuple[str, int]:
-    """Address and port of a socket's name. torch connects to addresses of IPv4 by sockets of IPv6."""
-    return str(name[0]).removeprefix(MAPPED), int(name[1])
+def _place(name: tuple[Any, ...]) -> Server:
+    """Address, without a scope, and port of a socket's name. torch connects to addresses of IPv4 by sockets of IPv6."""
+    return str(name[0]).partition("%")[0].removeprefix(MAPPED), int(name[1])
 
 
-def _timeout_error(server: tuple[str, int], seconds: float, owner: int | None) -> Exception:
+def _timeout_error(server: Server, seconds: float, owner: int | None) -> Exception:
     """torch's own error, and who listens there. Source: torch/csrc/distributed/c10d/socket.cpp, throwTimeoutError."""
     kind = getattr(getattr(sys.modules.get("torch"), "distributed", None), "DistNetworkError", RuntimeError)
     where = f"({server[0]}, {server[1]})"

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.system import loopback_store
-from cpulaunch.system.loopback_store import loopback_listener, on_loopback, owner_of_server, stranger_at
+from cpulaunch.system.loopback_store import StrangerError, connected, loopback_listener, on_loopback, owner_of_server
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose sockets are at a port")
@@ -53,7 +53,7 @@ def listen():
         yield start
 
 
-def connected(host, port, *arguments, **options):
+def connection(host, port, *arguments, **options):
     """A store that has connected."""
     return socket.create_connection((host, port))
 
@@ -66,7 +66,7 @@ def accepted_by(server, accepted):
     """A function that makes a store whose connection the server, a socket of this process, has accepted."""
 
     def make_store(host, port, *arguments, **options):
-        made = connected(host, port)
+        made = connection(host, port)
         accepted.append(server.accept()[0])
         return made
 
@@ -85,13 +85,13 @@ def accepted():
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_a_client_connects_to_a_server_of_its_own_user(listen, address):
     _, port = listen("own", address=address)
-    on_loopback(connected)("127.0.0.1", port).close()
+    on_loopback(connection)("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize("timeout", [60.0, timedelta(seconds=60)])
 def test_a_timeout_may_be_seconds(listen, timeout):
     _, port = listen("own")
-    on_loopback(connected)("127.0.0.1", port, 2, False, timeout).close()
+    on_loopback(connection)("127.0.0.1", port, 2, False, timeout).close()
 
 
 @pytest.mark.parametrize("serves", [False, True])
@@ -170,7 +170,7 @@ def test_a_client_drops_a_server_that_a_stranger_has_replaced_when_it_connected(
     def make_store(host, port, **options):
         own.close()
         stranger, _ = listen("stranger", port)
-        made = connected(f"{prefix}{host}", port)
+        made = connection(f"{prefix}{host}", port)
         assert stranger.stdout.readline() == b"accepted\n"
         stranger.kill()  # A closed connection has no owner: what the stranger sent can still be read.
         return made
@@ -184,7 +184,7 @@ def test_a_server_may_accept_later_than_its_client_connects():
         accepts = threading.Timer(0.1, lambda: accepted.append(own.accept()))
         accepted = []
         accepts.start()
-        with on_loopback(connected)("127.0.0.1", own.getsockname()[1], timeout=timedelta(seconds=60)) as store:
+        with on_loopback(connection)("127.0.0.1", own.getsockname()[1], timeout=timedelta(seconds=60)) as store:
             assert accepted[0][1] == store.getsockname()
         accepts.join()
         accepted[0][0].close()
@@ -257,7 +257,7 @@ def test_a_stranger_who_holds_all_ports_is_not_trusted(listen, monkeypatch):
 def test_where_all_ports_are_held_a_client_connects_to_its_own_user(listen, monkeypatch):
     _, port = listen("own")
     monkeypatch.setattr(loopback_store, "loopback_listener", no_port)
-    on_loopback(connected)("127.0.0.1", port).close()
+    on_loopback(connection)("127.0.0.1", port).close()
 
 
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ENOBUFS])
@@ -281,14 +281,20 @@ def test_an_error_that_the_kernel_answers_is_raised():
 
 @needs_root
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_a_stranger_who_listens_on_this_host_is_found(listen, monkeypatch, address):
-    for user, found in (("stranger", UID), ("own", None)):
-        _, port = listen(user, address=address)
-        assert stranger_at(("127.0.0.1", port)) == found
-    assert stranger_at(("127.0.0.1", 1)) is None, "where none listens"
-    _, port = listen("stranger")
-    monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 99)
-    assert stranger_at(("127.0.0.1", port)) is None, "where the kernel does not tell"
+def test_a_stranger_who_listens_is_an_error_at_once_for_an_impatient_client(listen, address):
+    _, port = listen("stranger", address=address)
+    with pytest.raises(StrangerError, match=f"uid {UID} listens at 127.0.0.1, port {port}") as error:
+        connected(never, [("127.0.0.1", port)], 60, patient=False)
+    assert error.value.user == UID
+
+
+@needs_root
+def test_a_client_takes_that_of_several_addresses_where_its_own_user_listens(listen):
+    _, port = listen("own", address="127.0.0.1")
+    listen("stranger", port, "127.0.0.2")
+    servers = [("127.0.0.2", port), ("127.0.0.1", port)]
+    with connected(lambda address: connection(address, port), servers, 60, patient=False) as store:
+        assert store.getpeername() == ("127.0.0.1", port)
 
 
 @needs_root

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,27 +219,49 @@ def test_a_server_that_accepts_connections_and_never_answers_is_an_error(backend
 @pytest.mark.parametrize("conf", [[], [("is_host", "0")]])
 def test_a_store_of_another_user_on_this_host_is_not_used(monkeypatch, conf):
     """torch runs what the store of a c10d rendezvous has, which may be code."""
-    monkeypatch.setattr(loopback_store, "stranger_at", lambda server: 12345 if server[0] == "127.0.0.1" else None)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        place = server.getsockname()
+        owner = loopback_store.owner_of_server
+        monkeypatch.setattr(
+            loopback_store, "owner_of_server", lambda *asked: 12345 if asked == (place,) else owner(*asked)
+        )
+        endpoint = f"127.0.0.1:{place[1]}"
         with pytest.raises(LaunchError, match=f"another user listens .*: {endpoint} .*12345"):
             compare_hosts(HostRendezvous(job("c10d", endpoint, conf=conf)))
 
 
-def test_a_name_of_this_host_that_does_not_resolve_is_told(monkeypatch):
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_name_of_this_host_that_does_not_resolve_is_told(monkeypatch, fails):
     from cpulaunch.launch.hosts.agent import rendezvous
 
     def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    def fail(*_, **__):
-        raise RuntimeError
+    def fail(*_, serving, **__):
+        if serving or fails:
+            raise RuntimeError
+        ended.wait(60)  # torch's own store asks for the name again until its timeout, and a while longer.
 
+    ended = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(rendezvous, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(rendezvous, "_tcp_store", fail)
     endpoint = f"{socket.gethostname()}:29400"
-    with pytest.raises(LaunchError, match=f"cannot be reached: {endpoint} .the name does not resolve"):
-        compare_hosts(HostRendezvous(job("c10d", endpoint)))
+    try:
+        with pytest.raises(LaunchError, match=f"cannot be reached: {endpoint} .the name does not resolve"):
+            compare_hosts(HostRendezvous(job("c10d", endpoint, conf=[("read_timeout", "0.1")])))
+    finally:
+        ended.set()
+
+
+@pytest.mark.torch
+def test_a_port_that_is_taken_and_has_no_server_is_told():
+    """As another user may take it, to listen there later."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"cannot listen on the rendezvous port: {port} "):
+            compare_hosts(HostRendezvous(job("c10d", f"127.0.0.1:{port}", conf=[("read_timeout", "1")])))
 
 
 @pytest.mark.parametrize(

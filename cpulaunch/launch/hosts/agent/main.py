@@ -75,10 +75,12 @@ def run_agent(config: AgentConfig, folder: int, *, begin_end: Callable[[], None]
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
     from cpulaunch.launch.hosts.agent.log_tail import open_outputs, show_regular_logs
+    from cpulaunch.launch.hosts.agent.stores import check_servers_of_c10d, keep_stores_on_loopback
     from cpulaunch.records.record import replace
 
     if config.job.hosts[1] == 1:
-        _keep_stores_on_loopback()
+        keep_stores_on_loopback()
+    check_servers_of_c10d()
     read_any_error_file()
     show_regular_logs(open_outputs(folder))
     killed = end_ranks_within(config.grace_seconds, begin=begin_end)
@@ -91,21 +93,6 @@ def run_agent(config: AgentConfig, folder: int, *, begin_end: Callable[[], None]
         report = job_report(lambda: _elastic_launch(torch_config, config.shim), logs_specs=logs_specs)
         del store  # Until here: the server that all hosts' agents use lives as long as the store.
     return replace(report, killed=tuple(killed))
-
-
-def _keep_stores_on_loopback() -> None:
-    """Effect: the stores that torch's agent serves at a loopback name listen on loopback only.
-
-    Source: torch 2.13: the agent's modules take TCPStore from torch.distributed, the static and the c10d backend when
-    they are imported, the dynamic rendezvous when it makes a store for the ranks.
-    """
-    import torch.distributed
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
-
-    from cpulaunch.system.loopback_store import on_loopback
-
-    for module in (torch.distributed, c10d_rendezvous_backend, static_tcp_rendezvous):
-        setattr(module, "TCPStore", on_loopback(module.TCPStore))  # noqa: B010 - mypy: a class may not be assigned to
 
 
 def _elastic_launch(torch_config: Any, shim: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import time
 
 from cpulaunch.records.endpoint import is_loopback_name
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.system.loopback_store import TELLS_LATER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,12 +18,19 @@ ATTEMPT_SECONDS = 5.0
 """A firewall that drops packets leaves one attempt without an answer for two minutes; a new one may get through."""
 NOTIFY_AFTER_SECONDS = 5.0
 """Hosts do not start at the same moment; only a longer wait is worth a line."""
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where connections to these addresses lead on Linux."""
 
 
 def addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """The addresses that a host name resolves to, each once. Raises: OSError."""
+    """The addresses that a host name resolves to, each once; of one link with its interface. Raises: OSError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((entry[0], str(entry[4][0])) for entry in found))
+    return list(dict.fromkeys((entry[0], _with_scope(*entry[4])) for entry in found))
+
+
+def _with_scope(address: str | int, port: int | bytes, flow: int = 0, scope: int = 0) -> str:
+    """The address of a socket's name as text. Python's leaves out the scope, which torch needs too."""
+    return f"{str(address).partition('%')[0]}%{scope}" if scope else str(address)
 
 
 def is_this_host(host: str) -> bool:
@@ -33,18 +41,44 @@ def is_this_host(host: str) -> bool:
     if host in ("localhost", socket.gethostname()):
         return True
     try:
-        return any(is_loopback_name(address) or _is_own(family, address) for family, address in addresses(host))
+        return any(_is_own(family, address) for family, address in addresses(host))
     except (OSError, UnicodeError):
         return False
 
 
+def own_addresses(host: str, *, timeout_seconds: float) -> list[str]:
+    """Those addresses of a name to which packets do not leave this host, of IPv4 first.
+
+    A name service that cannot answer now is asked again for this long. Raises: OSError, or UnicodeError.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            found = addresses(host)
+            break
+        except socket.gaierror as error:
+            if error.errno != socket.EAI_AGAIN or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
+    own = [(family, address) for family, address in found if address in LOOPBACK or _is_own(family, address)]
+    own.sort(key=lambda each: each[0] != socket.AF_INET)
+    return [LOOPBACK.get(address, address) for _, address in own]
+
+
 def _is_own(family: socket.AddressFamily, address: str) -> bool:
+    """Raises: OSError if this cannot be known now, as other users may bring about."""
+    if is_loopback_name(address):
+        return True
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))  # Looks up the route; nothing is sent.
-        except OSError:
+            *_, place = socket.getaddrinfo(address, 9, family, flags=socket.AI_NUMERICHOST)[0]
+            probe.connect(place)  # Looks up the route; nothing is sent.
+        except OSError as error:
+            if error.errno in TELLS_LATER:
+                raise
             return False
-        return bool(probe.getsockname()[0] == address)
+        own = str(probe.getsockname()[0])
+        return own.partition("%")[0] == address.partition("%")[0]
 
 
 def wait_until_reachable(host: str, port: int, *, timeout_seconds: float, notify: Callable[[str], None]) -> None:
@@ -67,13 +101,18 @@ def connect_error(host: str, port: int, *, timeout_seconds: float) -> str | None
     """Why no connection can be made; None if one can."""
     try:
         socket.create_connection((host, port), timeout=timeout_seconds).close()
-    except TimeoutError:
-        return "no answer"
-    except socket.gaierror as error:
-        return f"the name does not resolve: {error.strerror}"
     except (OSError, UnicodeError) as error:
-        return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return reason_of(error)
     return None
+
+
+def reason_of(error: OSError | UnicodeError) -> str:
+    """Why a name has no address or an address accepts no connection, as text."""
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    if isinstance(error, socket.gaierror):
+        return f"the name does not resolve: {error.strerror}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def unreachable_error(host: str, port: int, *, reason: str) -> LaunchError:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from datetime import timedelta
 
 from cpulaunch.launch.hosts.agent.reachability import (
-    addresses,
     connect_error,
     is_this_host,
     unreachable_error,
     wait_until_reachable,
 )
+from cpulaunch.launch.hosts.agent.stores import of_no_stranger
 from cpulaunch.records.endpoint import split_endpoint
 from cpulaunch.records.errors import CpulaunchError, LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan
@@ -153,6 +153,7 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
     """The store, and whether this process serves it. Raises: LaunchError."""
     is_static = rendezvous.backend == "static"
     seconds = rendezvous.join_seconds if is_static else rendezvous.seconds("read_timeout", READ_SECONDS)
+    taken: Exception | None = None
     if rendezvous.serves_store():
         try:
             return _tcp_store(rendezvous, seconds, serving=True), True
@@ -160,38 +161,26 @@ def _open_store(rendezvous: HostRendezvous) -> tuple[Any, bool]:
             # Without is_host, another agent of this host may be the one that serves it.
             if is_static or "is_host" in rendezvous.conf:
                 raise _port_error(rendezvous, error) from None
-    if not is_static and is_this_host(rendezvous.host):
-        _check_server(rendezvous)
+            taken = error
     try:
         return _connected_store(rendezvous, min(seconds, READ_SECONDS)), False
     except (RuntimeError, ValueError) as error:
-        if reason := connect_error(rendezvous.host, rendezvous.port, timeout_seconds=1.0):
-            reason += "; it answered before"
-            raise unreachable_error(rendezvous.host, rendezvous.port, reason=reason) from None
-        raise LaunchError(
-            "the server at the rendezvous endpoint is not a rendezvous store",
-            value=rendezvous.endpoint,
-            source=first_line(error),
-            hint="another program listens there: choose another port, the same on every host",
-        ) from None
+        raise _store_error(rendezvous, error, taken) from None
 
 
-def _check_server(rendezvous: HostRendezvous) -> None:
-    """Raises: LaunchError if another user listens at the endpoint, on this host: torch runs code that the store has."""
-    from cpulaunch.system.loopback_store import stranger_at
-
-    try:
-        found = addresses(rendezvous.host)
-    except (OSError, UnicodeError):
-        return  # Nothing can connect to this name, and the attempt tells why.
-    for _, address in found:
-        if (user := stranger_at((address.partition("%")[0], rendezvous.port))) is not None:
-            raise LaunchError(
-                "another user listens at the rendezvous endpoint",
-                value=rendezvous.endpoint,
-                source=f"uid {user}",
-                hint="choose another port, the same on every host: --rdzv-endpoint HOST:PORT",
-            )
+def _store_error(rendezvous: HostRendezvous, error: Exception, taken: Exception | None) -> LaunchError:
+    """The error for a store that cannot be reached; `taken`: why this host does not serve it, if it has tried."""
+    if reason := connect_error(rendezvous.host, rendezvous.port, timeout_seconds=1.0):
+        if "EADDRINUSE" in str(taken):  # Of a process that does not listen.
+            return _port_error(rendezvous, taken or error)
+        note = "it answered before" if taken is None else first_line(taken)
+        return unreachable_error(rendezvous.host, rendezvous.port, reason=f"{reason}; {note}")
+    return LaunchError(
+        "the server at the rendezvous endpoint is not a rendezvous store",
+        value=rendezvous.endpoint,
+        source=first_line(error),
+        hint="another program listens there: choose another port, the same on every host",
+    )
 
 
 def _connected_store(rendezvous: HostRendezvous, timeout_seconds: float) -> Any:
@@ -204,13 +193,15 @@ def _connected_store(rendezvous: HostRendezvous, timeout_seconds: float) -> Any:
     def connect() -> None:
         try:
             found.append(_tcp_store(rendezvous, timeout_seconds, serving=False))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError, CpulaunchError) as error:
             found.append(error)
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(timeout_seconds + ANSWER_SECONDS)
     if not found:
+        if reason := connect_error(rendezvous.host, rendezvous.port, timeout_seconds=1.0):
+            raise unreachable_error(rendezvous.host, rendezvous.port, reason=reason)
         raise LaunchError(
             "the server at the rendezvous endpoint does not answer",
             value=rendezvous.endpoint,
@@ -225,7 +216,8 @@ def _connected_store(rendezvous: HostRendezvous, timeout_seconds: float) -> Any:
 def _tcp_store(rendezvous: HostRendezvous, timeout_seconds: float, *, serving: bool) -> Any:
     from torch.distributed import TCPStore
 
-    return TCPStore(
+    make_store = TCPStore if rendezvous.backend == "static" else of_no_stranger(TCPStore)
+    return make_store(
         rendezvous.host,
         rendezvous.port,
         is_master=serving,
