@@ -399,7 +399,9 @@ def test_a_program_that_asks_for_a_graph_again_waits_for_idle_cpus_for_another_t
 
 def test_a_forked_process_waits_for_idle_cpus_as_one_that_is_started(tmp_path: Path, monkeypatch) -> None:
     """As the workers of a server, which may be replaced often, whatever became of their parent's helper."""
-    monkeypatch.setattr(trials_module, "time", SimpleNamespace(time=lambda: trials_module.STARTED + 100))
+    now = time.time()
+    monkeypatch.setattr(trials_module, "STARTED", now)
+    monkeypatch.setattr(trials_module, "time", SimpleNamespace(time=lambda: now + 100))
     trials = Trials(300.0, folder=str(tmp_path), wait=False)
     graph = frozen(torch.tanh, X)
     assert trials.outcome(graph, [X]) is None
