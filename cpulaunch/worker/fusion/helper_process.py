@@ -48,8 +48,8 @@ START_SECONDS = 20.0
 """Limit for the start of the helper, for which the program waits."""
 
 PATIENCE_SECONDS = (10.0, 2.0, 2.0, 60.0)
-"""For how long the helper waits for CPUs that are idle, by how often the program was started or forked before without
-its graph being known yet.
+"""For how long the helper waits for CPUs that are idle, by how many earlier starts and forks of the program had the
+same graph as the first one that was unknown; those that still run count too.
 
 A program that keeps all of its CPUs busy for longer is likely to run for long enough to gain by the graph what the
 helper takes from it then. One that is started again gains by it each time; but one that has ended too early three times

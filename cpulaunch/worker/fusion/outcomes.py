@@ -2,7 +2,7 @@
 
 Only helper processes write it. Each graph has a claim, a byte of another file that is locked while a helper tries the
 graph, so that instances that start together learn from each other. A third file, which workers write, says when and how
-often graphs were asked for.
+often a graph was the first unknown one that a process asked for.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def _read(descriptor: int) -> dict[str, TrialOutcome]:
 
 
 def note_request(folder: str, key: str, *, started: int) -> int:
-    """How often processes have asked for this graph before this one: those that were started before the last one
-    asked, as instances are, count once with it. `started`: when this one was. Raises: UnusableError.
+    """How many processes were noted for this graph before this one. `started`: when this one was, since the epoch.
 
-    Effect: notes that this one asks. Of two that do so at the same time, one may be forgotten.
+    One that was started before the last one that was noted asked, as instances are, counts as that one.
+    Effect: notes any other. Of two that ask at the same time, one may be forgotten. Raises: UnusableError.
     """
     with open_folder(folder) as descriptor:
         lines = read_lines(REQUESTS, header=REQUESTS_HEADER, max_bytes=MAX_BYTES, folder=descriptor)

@@ -188,9 +188,9 @@ class Trials:
 
 
 def _patience_for(folder: str, key: str, started: int) -> float:
-    """For how many seconds the helper waits for idle CPUs. Effect: notes that the graph is asked for.
+    """For how many seconds the helper waits for idle CPUs. Effect: notes that this process asks for a graph.
 
-    `started`: when this process did, in seconds since the epoch.
+    `key`: of the first unknown graph that it asks for. `started`: when it did, in seconds since the epoch.
     """
     earlier = 0
     with suppress(UnusableError):  # The helper says so.
