@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OPEN_TO_OTHERS = stat.S_IXGRP | stat.S_IXOTH
 FIRST_LEVEL = 2
-"""More slashes than in the path of a folder in "/"."""
+"""More slashes than in the path of a folder in "/", and more folders than are above it."""
 NFS4_ACL = "system.nfs4_acl"
 """The attribute of files of NFS version 4. Source: Linux, fs/nfs/nfs4proc.c, XATTR_NAME_NFSV4_ACL."""
 
@@ -110,7 +110,7 @@ def insecure_part(path: str) -> str | None:
         where, status = part[:2]
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
-        if (reason := _writer(part, first_level=True, closed=closed)) is not None:
+        if (reason := _writer(part, first_level=where.count("/") < FIRST_LEVEL, closed=closed)) is not None:
             return f"{where} {reason}"
     return None
 
@@ -128,29 +128,48 @@ def renamer(folder: int) -> str | None:
 
     None if none may: so where the folder is sticky, and its owner is trusted. Raises: OSError.
     """
-    part, closed = _opened(folder)
-    return _writer(part, first_level=True, closed=closed)
+    part, first_level, closed = _opened(folder)
+    return _writer(part, first_level=first_level, closed=closed)
 
 
 def maker(folder: int) -> str | None:
     """Which other user or group may make names in an opened folder, as text; None if none may. Raises: OSError."""
-    part, closed = _opened(folder)
-    return _writer(part, first_level=True, closed=closed) or _mode_writer(part[0], part[1], closed=closed)
+    part, first_level, closed = _opened(folder)
+    writer = _writer(part, first_level=first_level, closed=closed)
+    return writer or _mode_writer(part[0], part[1], closed=closed)
 
 
-def _opened(folder: int) -> tuple[Part, bool]:
-    """The part that an opened folder is, and whether others cannot enter a folder above it. Raises: OSError.
+def _opened(folder: int) -> tuple[Part, bool, bool]:
+    """The part that an opened folder is, whether it is "/" or in it, and whether others cannot enter one above it.
 
-    Others count as able to, if no path leads to the folder: without /proc, or as something is mounted over it.
+    By descriptors alone: others may exchange what is at its path meanwhile. They count as able to enter where this user
+    cannot climb to "/". Raises: OSError.
     """
-    descriptor, status = f"/proc/self/fd/{folder}", os.fstat(folder)
+    status = os.fstat(folder)
+    part = f"/proc/self/fd/{folder}", status, is_trusted(status, folder), _other_mounter(folder, status, set())
     try:
-        *_, (part, closed) = _folders(os.readlink(descriptor))
-        if os.path.samestat(part[1], status):
-            return part, closed
+        above = list(_folders_above(folder))
     except OSError:
-        pass
-    return (descriptor, status, is_trusted(status, folder), _other_mounter(folder, status, set())), False
+        return part, False, False
+    return part, len(above) < FIRST_LEVEL, any(above)
+
+
+def _folders_above(folder: int) -> Iterator[bool]:
+    """For each folder above an opened one, up to "/": whether this user or root owns it, and others cannot enter it.
+
+    Raises: OSError, also if the way does not lead to "/", as out of a changed root directory.
+    """
+    here, status, top = os.dup(folder), os.fstat(folder), os.stat("/")
+    try:
+        while not os.path.samestat(status, top):
+            above = open_path("..", here)
+            os.close(here)
+            here, below, status = above, status, os.fstat(above)
+            if os.path.samestat(status, below):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            yield is_trusted(status, here) and not status.st_mode & OPEN_TO_OTHERS
+    finally:
+        os.close(here)
 
 
 def is_reachable(path: str) -> bool:
@@ -180,7 +199,8 @@ def _parts(path: str) -> Iterator[Part]:
     while True:
         part = _part(here, known)
         yield part
-        known.add(part[1].st_dev)
+        if part[3] is None:
+            known.add(part[1].st_dev)
         if stat.S_ISLNK(part[1].st_mode):
             links = count_link(links, here)
             target = os.readlink(here)
@@ -226,13 +246,12 @@ def _is_own_link(where: str, status: os.stat_result) -> bool:
 def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> str | None:
     """Which other user or group may change a file, folder or link; None if none may.
 
-    `first_level`: a folder in "/" is root's where root has no number. `closed`: its group cannot reach it.
+    `first_level`: it is "/" or in it, and so root's where root has no number. `closed`: its group cannot reach it.
     """
     where, status, trusted, mounter = part
     if mounter is not None:
         return mounter
-    roots = first_level and where.count("/") < FIRST_LEVEL and is_unmapped(status.st_uid)
-    if not (trusted or roots):
+    if not (trusted or (first_level and is_unmapped(status.st_uid))):
         return f"belongs to user {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
         return None

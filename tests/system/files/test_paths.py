@@ -2,17 +2,21 @@
 
 import os
 import stat
+import struct
 import subprocess
 import sys
 
 import pytest
 from reached import located, opened
 
+from cpulaunch.system.files import acls
 from cpulaunch.system.files.paths import locate, open_folder
 from cpulaunch.system.files.writing import check_output, open_log, write_output
 from tests.strangers import UID, as_other_user, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
+ANY = 0xFFFFFFFF
+"""The number in entries of an ACL for no named user or group."""
 
 
 def test_folders_that_others_make_meanwhile_are_opened(tmp_path):
@@ -176,6 +180,46 @@ def test_own_links_are_followed_in_a_folder_of_root_that_the_users_own_group_can
     assert as_other_user(lambda: os.close(locate(str(strangers / "link")).folder)) == (group == UID)
 
 
+def exchanged(strangers, way):
+    """Effect: the other user, who owns the folders above root's, puts this in place of one of them."""
+    as_stranger(lambda: (os.rename(strangers / "x", strangers / "y"), way()))
+
+
+@needs_root
+@pytest.mark.parametrize("moment", ["undisturbed", "its path is read", "its ACL is read"])
+def test_who_can_rename_a_link_is_found_whatever_is_at_the_path_of_its_folder_meanwhile(
+    tmp_path, strangers, monkeypatch, moment
+):
+    folder, closed = strangers / "x/shared", tmp_path / "closed"
+    folder.mkdir(parents=True)
+    closed.mkdir(mode=0o700)
+    (folder / "logs").symlink_to(tmp_path)
+    os.chown(strangers / "x", UID, UID)
+    os.chown(folder, 0, 0 if moment == "its ACL is read" else UID + 1)
+    folder.chmod(0o770)
+    if moment == "its ACL is read":
+        rows = [(1, 7, ANY), (2, 7, UID), (4, 5, ANY), (16, 7, ANY), (32, 5, ANY)]
+        os.setxattr(folder, acls.ACL, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows))
+    read_link, read = os.readlink, acls.read_acl
+
+    def readlink(path, **options):
+        found = read_link(path, **options)
+        if str(path).startswith("/proc/self/fd/") and (strangers / "x").exists() and moment == "its path is read":
+            way = os.path.relpath(strangers / "y", closed)
+            exchanged(strangers, lambda: os.symlink(f"{closed}/{way}", strangers / "x"))
+        return found
+
+    def read_acl(path):
+        if moment == "its ACL is read":
+            exchanged(strangers, lambda: os.makedirs(folder))
+        return read(path)
+
+    monkeypatch.setattr(os, "readlink", readlink)
+    monkeypatch.setattr(acls, "read_acl", read_acl)
+    with pytest.raises(PermissionError, match="that others can rename"):
+        open_folder(str(folder / "logs"))
+
+
 @needs_root
 def test_the_links_to_folders_that_an_administrator_made_are_followed_by_users(strangers):
     """One who is not root made /data/home, in a folder that only the administrator writes."""
@@ -195,27 +239,31 @@ MOUNTED = r"""
 import os, sys
 from pathlib import Path
 from cpulaunch.system.files.outputs import REPORT, save_output
-mount, user = Path(sys.argv[1]), sys.argv[2]
+from cpulaunch.system.files.trust import renamer
+mount, user, folder = Path(sys.argv[1]), *sys.argv[2:]
 os.system(f"mount -t tmpfs stick {mount} && mount -t tmpfs run /run")
 os.mkdir("/run/mount")
 Path("/run/mount/utab").write_text(f"SRC=stick TARGET={mount} ROOT=/ OPTS=user={user}\n")
 target = mount.parent / "target"
 target.write_text("root's\n")
-(mount / "report.json").symlink_to(target)
-print(save_output(REPORT, str(mount / "report.json"), "overwritten\n"))
+(mount / folder).mkdir(exist_ok=True)
+(mount / folder / "report.json").symlink_to(target)
+print(renamer(os.open(mount / folder, os.O_PATH)))
+print(save_output(REPORT, str(mount / folder / "report.json"), "overwritten\n"))
 print(target.read_text())
 """
 
 
 @needs_root
+@pytest.mark.parametrize("folder", [".", "below"])
 @pytest.mark.parametrize(("user", "content"), [("eve", "root's"), ("root", "overwritten")])
-def test_links_in_a_file_system_that_another_user_mounted_are_not_followed(tmp_path, user, content):
+def test_links_in_a_file_system_that_another_user_mounted_are_not_followed(tmp_path, user, content, folder):
     """As fstab permits it. The links on the user's medium may belong to root."""
     (tmp_path / "mount").mkdir()
-    command = ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path / "mount"), user]
+    command = ["unshare", "--mount", sys.executable, "-c", MOUNTED, str(tmp_path / "mount"), user, folder]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert content in shown
-    assert (f"is in a file system that user {user} mounted" in shown) == (user == "eve")
+    assert shown.count(f"is in a file system that user {user} mounted") == (2 if user == "eve" else 0)
 
 
 COVERED = """
