@@ -309,8 +309,9 @@ DAEMON = """
         os.setsid()
         say("daemon")
         os.write(tell, b".")
-        while True:
-            signal.pause()
+        time.sleep(600)
+        os._exit(0)
+    os.close(tell)
     os.read(told, 1)
 """
 
