@@ -119,11 +119,25 @@ def open_lock_file(name: str, *, folder: int) -> int:
 
 
 def open_lock_beside(path: str) -> int:
-    """A descriptor of a file for locks, `path` with ".lock" behind it; made if it is missing. Raises: OSError."""
+    """A descriptor of a file for locks, `path` with ".lock" behind it; made if it is missing. Raises: OSError.
+
+    Also if another user made it, as others may in a sticky folder: that user can lock it for ever.
+    """
+    from cpulaunch.system.files.folders import is_own_in  # Only `tune` has such a file.
+
     parent, name = os.path.split(path)
+    lock, flags = f"{name}.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     folder = open_folder(parent)
     try:
-        return os.open(f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            return os.open(lock, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        except FileExistsError:
+            fd = os.open(lock, flags, dir_fd=folder)  # Without O_CREAT: proc(5), fs.protected_regular.
+        status = os.fstat(fd)
+        if is_trusted(status, fd) or is_own_in(fd, folder):
+            return fd
+        os.close(fd)
+        raise PermissionError(errno.EPERM, f"{lock} beside it is a file of another user (uid {status.st_uid})", path)
     finally:
         os.close(folder)
 

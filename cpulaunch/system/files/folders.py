@@ -76,7 +76,7 @@ def open_own(name: str, *, folder: int | None = None) -> int:
     """A descriptor of a folder that this user made. Raises: OSError, if it is a link or another user's."""
     fd = os.open(name, OPENED, dir_fd=folder)
     try:
-        if not _is_own(fd):
+        if not is_own_in(fd, fd):
             raise PermissionError(errno.EPERM, "it was replaced by a folder of another user", name)
     except OSError:
         os.close(fd)
@@ -103,14 +103,14 @@ def close_to_others(folder: int) -> bool:
     return True
 
 
-def _is_own(folder: int) -> bool:
-    """Whether the folder belongs to this user, or to the user as whom the file system stores this user's files.
+def is_own_in(fd: int, folder: int) -> bool:
+    """Whether what was opened belongs to this user, or to the user as whom this opened folder stores this user's files.
 
     That is another one where a share of NFS or CIFS maps users.
     """
-    status = os.fstat(folder)
+    status = os.fstat(fd)
     if (owner := status.st_uid) == os.geteuid():
-        return is_unmapped(owner) or is_own(status, folder)
+        return is_unmapped(owner) or is_own(status, fd)
     try:
         return owner == _of_new_file(folder).st_uid
     except OSError:
@@ -208,7 +208,7 @@ def remove_folder(name: str, *, folder: int) -> None:
     except OSError:
         _remove_own(name, folder)
         return
-    if _is_own(fd):
+    if is_own_in(fd, fd):
         empty_folder(fd)
         _remove_empty(name, folder)
     os.close(fd)

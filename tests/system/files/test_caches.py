@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from cpulaunch.system.files.caches import open_cache_folder, open_lock_file, read_lines, replace_cache
-from tests.strangers import as_stranger, folder_of_stranger, needs_root
+from cpulaunch.system.files.caches import open_cache_folder, open_lock_beside, open_lock_file, read_lines, replace_cache
+from tests.strangers import UID, as_stranger, folder_of_stranger, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
 
@@ -38,6 +38,29 @@ def test_a_lock_file_of_another_user_is_refused(strangers):
     with pytest.raises(PermissionError):
         open_lock_file("claims", folder=folder)
     os.close(folder)
+
+
+@needs_root
+@pytest.mark.parametrize(("mode", "user"), [(0o666, "stranger"), (0o600, "stranger"), (0o600, "own")])
+def test_a_lock_beside_a_folder_is_refused_if_another_user_made_it(strangers, mode, user):
+    """As others may in a sticky folder: that user could hold the lock for ever."""
+    strangers.chmod(0o1777)
+    os.chown(strangers, 0, 0)
+    lock = strangers / "study.lock"
+    lock.touch()
+    lock.chmod(mode)
+    if user == "own":
+        os.close(open_lock_beside(str(strangers / "study")))
+        return
+    os.chown(lock, UID, UID)
+    with pytest.raises(PermissionError, match=rf"study\.lock beside it is a file of another user \(uid {UID}\)"):
+        open_lock_beside(str(strangers / "study"))
+
+
+def test_a_lock_beside_a_folder_is_made_and_found_again(tmp_path):
+    for _ in range(2):
+        os.close(open_lock_beside(str(tmp_path / "study")))
+    assert (tmp_path / "study.lock").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_is_not_opened_through_a_link_in_its_own_place(tmp_path):
