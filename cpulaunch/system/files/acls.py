@@ -34,23 +34,27 @@ the last alone for NFS4_RULES: of a sticky folder's mode, Linux makes permission
 sticky bit. Source: RFC 7530, 6.2 (nfsace4), and RFC 7531; fs/nfsd/nfs4acl.c, mask_from_posix."""
 
 
-def group_writer(path: str, *, owner: int, group: int) -> str | None:
-    """Which other user or group may change a file or directory that its group may write; None if none may."""
+def group_writer(path: str, *, owner: int, group: int, users_group: bool = False) -> str | None:
+    """Which other user or group may change a file or directory that its group may write; None if none may.
+
+    `users_group`, here and below: whether the group with this user's number counts as no other one.
+    """
     try:
         acl = read_acl(path)
     except OSError as error:
         return f"has an ACL that cannot be read ({error.strerror})"
     if acl is not None:
-        return acl_writer(acl, owner=owner, group=group)
-    return None if _own_group(group, owner) else f"may be written by group {group}"
+        return acl_writer(acl, owner=owner, group=group, users_group=users_group)
+    return None if _is_private(group, owner, users_group) else f"may be written by group {group}"
 
 
-def _own_group(group: int, owner: int) -> bool:
+def _is_private(group: int, owner: int, users_group: bool) -> bool:
     """Whether only root, the owner or this user is taken to be in this group.
 
+    Root owns the volumes that Kubernetes gives to this user's group, in which it then has all containers of the pod.
     Where root has no number, the numbers outside of the user namespace count: that of the user may be 0 inside.
     """
-    users = (owner, os.geteuid())  # Root owns the volumes that Kubernetes gives to this user's group.
+    users = (owner, os.geteuid()) if users_group else (owner,)
     if not is_unmapped(os.stat("/").st_uid):
         return group == 0 or (group in users and not is_ambiguous(group))
     outside = _number_outside("gid", group)
@@ -104,7 +108,7 @@ def common_permissions(acl: bytes | None, mode: int) -> int:
     return common
 
 
-def acl_writer(acl: bytes, *, owner: int, group: int) -> str | None:
+def acl_writer(acl: bytes, *, owner: int, group: int, users_group: bool = False) -> str | None:
     """Which user or group an ACL lets write, other than root, this process's user and the owner; None if none."""
     if _number(acl[:ACL_HEADER_BYTES]) != ACL_VERSION:
         return "has an ACL of an unknown version"
@@ -116,7 +120,7 @@ def acl_writer(acl: bytes, *, owner: int, group: int) -> str | None:
         if tag == ACL_USER and number not in (0, owner, os.geteuid()):
             return f"may be written by user {number}, by its ACL"
         in_group = group if tag == ACL_GROUP_OWNER else number
-        if tag in (ACL_GROUP_OWNER, ACL_GROUP) and not _own_group(in_group, owner):
+        if tag in (ACL_GROUP_OWNER, ACL_GROUP) and not _is_private(in_group, owner, users_group):
             return f"may be written by group {in_group}, by its ACL"
     return None
 
@@ -131,7 +135,9 @@ def _number(data: bytes) -> int:
     return int.from_bytes(data, "little")
 
 
-def nfs4_writer(acl: bytes, *, owner: int, group: int, asked: int = NFS4_WRITES) -> str | None:
+def nfs4_writer(
+    acl: bytes, *, owner: int, group: int, asked: int = NFS4_WRITES, users_group: bool = False
+) -> str | None:
     """Which user or group an NFSv4 ACL lets write, other than root, this process's user and the owner; None if none.
 
     `asked`: the permissions that count.
@@ -149,7 +155,7 @@ def nfs4_writer(acl: bytes, *, owner: int, group: int, asked: int = NFS4_WRITES)
             return "may be written by everyone, by its NFSv4 ACL"
         if who == "GROUP@" or flags & NFS4_OF_GROUP:
             number = group if who == "GROUP@" else _group_number(who)
-            if number is None or not _own_group(number, owner):
+            if number is None or not _is_private(number, owner, users_group):
                 return f"may be written by group {group if who == 'GROUP@' else who}, by its NFSv4 ACL"
         elif not _is_own_user(who, owner):
             return f"may be written by user {who}, by its NFSv4 ACL"

@@ -218,7 +218,7 @@ def _namer(status: os.stat_result, folder: int, *, is_last: bool) -> str | None:
     from cpulaunch.system.files.trust import renamer
 
     is_checked = is_last or os.geteuid() == 0 or os.fstat(folder).st_mode & WRITABLE_BY_OTHERS
-    if is_checked and (reason := renamer(folder)) is not None:
+    if is_checked and (reason := renamer(folder, users_group=not is_last)) is not None:
         return f"that others can rename: the folder that it is in {reason}"
     return "with several names, where others may write" if may_be_strangers_name(status, folder) else None
 

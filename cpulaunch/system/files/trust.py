@@ -1,8 +1,8 @@
 """Whether other users can change what is at a path: by owner, mode, ACL or mount of any part of the way to it.
 
 A part is looked at once those above it are known to be safe, so no other user can exchange what was seen. A sticky
-folder is safe: others cannot replace what is there. So is one that root's group can write, or the group of its owner or
-of this user alone.
+folder is safe: others cannot replace what is there. So is one that root's group can write, or the group of its owner
+alone; the group with this user's number, only where no code is loaded and no link to a file is followed.
 """
 
 from __future__ import annotations
@@ -94,13 +94,16 @@ def untrusted_content(folder: str) -> str | None:
 def is_secure(path: str) -> bool:
     """Whether no other user can rename or replace this folder or what is in it, itself a path without links."""
     try:
-        return insecure_part(os.path.abspath(path)) is None
+        return insecure_part(os.path.abspath(path), users_group=True) is None
     except OSError:
         return False
 
 
-def insecure_part(path: str) -> str | None:
+def insecure_part(path: str, *, users_group: bool = False) -> str | None:
     """Which folder of a path without links other users can change, and why; None if none. Raises: OSError.
+
+    `users_group`, here and below: whether the group with this user's number is no other user, though a folder is not
+    this user's: Kubernetes gives volumes to that group, in which it has all containers of a pod.
 
     Where root has no number, "/" and the folders in it count as root's. Below a folder that others cannot enter, the
     group's permission does not count, as a umask gives it to all that is in a home. Others' does: what is mounted from
@@ -110,7 +113,8 @@ def insecure_part(path: str) -> str | None:
         where, status = part[:2]
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), where)
-        if (reason := _writer(part, first_level=where.count("/") < FIRST_LEVEL, closed=closed)) is not None:
+        first_level = where.count("/") < FIRST_LEVEL
+        if (reason := _writer(part, first_level=first_level, closed=closed, users_group=users_group)) is not None:
             return f"{where} {reason}"
     return None
 
@@ -123,13 +127,13 @@ def _folders(path: str) -> Iterator[tuple[Part, bool]]:
         closed = closed or (part[2] and not part[1].st_mode & OPEN_TO_OTHERS)
 
 
-def renamer(folder: int) -> str | None:
+def renamer(folder: int, *, users_group: bool = False) -> str | None:
     """Which other user or group may rename what is in an opened folder, links and files of this user too, as text.
 
     None if none may: so where the folder is sticky, and its owner is trusted. Raises: OSError.
     """
     part, first_level, closed = _opened(folder)
-    return _writer(part, first_level=first_level, closed=closed)
+    return _writer(part, first_level=first_level, closed=closed, users_group=users_group)
 
 
 def maker(folder: int) -> str | None:
@@ -243,7 +247,7 @@ def _is_own_link(where: str, status: os.stat_result) -> bool:
     return is_link and not os.stat(os.path.dirname(where)).st_mode & WRITABLE_BY_OTHERS
 
 
-def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> str | None:
+def _writer(part: Part, *, first_level: bool = False, closed: bool = False, users_group: bool = False) -> str | None:
     """Which other user or group may change a file, folder or link; None if none may.
 
     `first_level`: it is "/" or in it, and so root's where root has no number. `closed`: its group cannot reach it.
@@ -256,8 +260,8 @@ def _writer(part: Part, *, first_level: bool = False, closed: bool = False) -> s
     if stat.S_ISLNK(status.st_mode):
         return None
     if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
-        return _acl_writer(where, status, group=status.st_gid, sticky=True)
-    return _mode_writer(where, status, closed=closed)
+        return _acl_writer(where, status, group=status.st_gid, sticky=True, users_group=users_group)
+    return _mode_writer(where, status, closed=closed, users_group=users_group)
 
 
 def lets_others_make(where: str, folder: os.stat_result) -> bool:
@@ -265,7 +269,7 @@ def lets_others_make(where: str, folder: os.stat_result) -> bool:
     return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder) is not None
 
 
-def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False) -> str | None:
+def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False, users_group: bool = False) -> str | None:
     """Which other user or group may write a file or folder, by its mode and ACL; None if none may."""
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everyone"
@@ -273,12 +277,14 @@ def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False) ->
     if status.st_mode & stat.S_IWGRP:  # Of an ACL, these bits are the mask (acl(5)): without them it grants no writing.
         from cpulaunch.system.files.acls import group_writer  # Here and below: most files need neither.
 
-        if (reason := group_writer(where, owner=status.st_uid, group=group)) is not None:
+        if (reason := group_writer(where, owner=status.st_uid, group=group, users_group=users_group)) is not None:
             return reason
-    return _acl_writer(where, status, group=group)
+    return _acl_writer(where, status, group=group, users_group=users_group)
 
 
-def _acl_writer(where: str, status: os.stat_result, *, group: int, sticky: bool = False) -> str | None:
+def _acl_writer(
+    where: str, status: os.stat_result, *, group: int, sticky: bool = False, users_group: bool = False
+) -> str | None:
     """Which other user or group an NFSv4 ACL lets write, or change the rules of a sticky folder; None if none.
 
     The file system of "/" has no such ACLs.
@@ -292,4 +298,4 @@ def _acl_writer(where: str, status: os.stat_result, *, group: int, sticky: bool 
     from cpulaunch.system.files.acls import NFS4_RULES, NFS4_WRITES, nfs4_writer
 
     asked = NFS4_RULES if sticky else NFS4_WRITES
-    return nfs4_writer(acl, owner=status.st_uid, group=group, asked=asked)
+    return nfs4_writer(acl, owner=status.st_uid, group=group, asked=asked, users_group=users_group)

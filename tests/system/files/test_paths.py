@@ -10,7 +10,9 @@ import pytest
 from reached import located, opened
 
 from cpulaunch.system.files import acls
-from cpulaunch.system.files.paths import locate, open_folder
+from cpulaunch.system.files.folders import make_secure_folder
+from cpulaunch.system.files.paths import is_of_current_folder, locate, open_folder
+from cpulaunch.system.files.trust import is_secure, untrusted_folder, untrusted_part
 from cpulaunch.system.files.writing import check_output, open_log, write_output
 from tests.strangers import UID, as_other_user, as_stranger, folder_of_stranger, needs_root
 
@@ -171,13 +173,47 @@ def test_own_links_are_followed_in_a_closed_home_whatever_group_may_write(tmp_pa
 
 @needs_root
 @pytest.mark.parametrize("group", [UID, UID + 1])
-def test_own_links_are_followed_in_a_folder_of_root_that_the_users_own_group_can_write(strangers, group):
+def test_own_links_to_folders_are_followed_where_the_users_own_group_can_write_in_a_folder_of_root(strangers, group):
     """As volumes of Kubernetes are, with the same number for `runAsUser` and `fsGroup`."""
     os.chown(strangers, 0, group)
     strangers.chmod(0o2777)
-    as_stranger(lambda: (strangers / "link").symlink_to("report.json"))
+    as_stranger(lambda: (os.mkdir(strangers / "real"), (strangers / "link").symlink_to("real")))
     strangers.chmod(0o2775)
-    assert as_other_user(lambda: os.close(locate(str(strangers / "link")).folder)) == (group == UID)
+    assert as_other_user(lambda: write_output(str(strangers / "link/report.json"), b"x")) == (group == UID)
+    assert as_other_user(lambda: os.close(open_folder(str(strangers / "link")))) == (group == UID)
+
+
+@needs_root
+def test_no_link_to_a_file_is_followed_where_a_container_of_the_same_pod_can_rename_it(strangers):
+    """Kubernetes has all containers of a pod in `fsGroup`, those of another user too."""
+    os.chown(strangers, 0, UID)
+    strangers.chmod(0o2775)
+    (strangers / "keys").symlink_to("private")
+    (strangers / "private").write_text("keep")
+    for name in ("keys", "private"):
+        os.chown(strangers / name, UID, UID, follow_symlinks=False)
+    os.rename(strangers / "keys", strangers / "report.json")
+    assert not as_other_user(lambda: write_output(str(strangers / "report.json"), b"overwritten"))
+    assert not as_other_user(lambda: os.close(open_log(str(strangers / "report.json"))))
+    assert (strangers / "private").read_text() == "keep"
+
+
+@needs_root
+def test_what_a_container_of_the_same_pod_can_change_is_not_loaded_or_run_by_its_name(strangers):
+    os.chown(strangers, 0, UID)
+    strangers.chmod(0o2775)
+    (strangers / "python").touch()
+    said = f"{strangers} may be written by group {UID}"
+
+    def check():
+        os.chdir(strangers)
+        found = (untrusted_part(f"{strangers}/python"), untrusted_folder(str(strangers)))
+        if found != (said, said) or is_of_current_folder("python") or not is_secure(str(strangers)):
+            raise OSError(str(found))
+        with pytest.raises(PermissionError, match=said):
+            make_secure_folder(f"{strangers}/new")
+
+    as_stranger(check)
 
 
 def exchanged(strangers, way):
