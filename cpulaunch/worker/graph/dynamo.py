@@ -113,8 +113,8 @@ def _is_of(code: CodeType, package: Any) -> bool:
 def lost_effect(graph: torch.fx.GraphModule) -> str:
     """What a graph does, or depends on, besides what it computes, which is lost where it is frozen (empty: nothing).
 
-    An assertion about a tensor is a node without a result. So is a call of an operator of the program's that returns
-    nothing, unless it writes to a tensor.
+    An assertion is a node without a result, unless `assert_by_results` has replaced it. So is a call of an operator of
+    the program's that returns nothing, unless it writes to a tensor.
     """
     parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]  # As of a checkpoint.
     for node in (node for part in parts for node in part.graph.nodes if node.op == "call_function"):

@@ -36,8 +36,8 @@ class ModuleState:
     `try_submodules`: its submodules may be captured. `finished`: it runs eagerly from now on.
     By signature: `captures` are in use; `refused` cannot be captured, but submodules may be; `not_used` gain nothing
     from a capture. `recent` is the capture used last. `bounded` and `unbounded` count the runs of graphs that gave a
-    result, and those in vain because a value inside was NaN, infinite or huge. `eager_seconds`: of its eager calls that
-    might have been captured.
+    result, and those in vain because a value inside was NaN, infinite or huge, or an assertion did not hold.
+    `eager_seconds`: of its eager calls that might have been captured.
     """
 
     def __init__(self, module: nn.Module, *, outermost: bool) -> None:

@@ -69,7 +69,10 @@ def read_lines(text: str) -> tuple[list[Outcome], str | None]:
     outcomes: list[Outcome] = []
     started: str | None = None
     for line in text.splitlines():
-        entry = json.loads(line)
+        try:
+            entry = json.loads(line)
+        except ValueError:  # Of a process that was ended while it wrote.
+            break
         if "start" in entry:
             started = entry["start"]
         else:

@@ -50,6 +50,8 @@ def test_a_death_is_attributed_to_the_model_that_was_started() -> None:
     lines = [json.dumps({"start": "bert"}), json.dumps(asdict(bert)), json.dumps({"start": "t5"})]
     assert read_lines("\n".join(lines)) == ([bert], "t5")
     assert read_lines("\n".join(lines[:2])) == ([bert], None)
+    cut = "\n".join([*lines, '{"name": "t5", "ki'])
+    assert read_lines(cut) == ([bert], "t5")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the benches read /proc")
@@ -57,7 +59,7 @@ def test_a_death_is_attributed_to_the_model_that_was_started() -> None:
     ("ending", "limit", "kind", "reason"),
     [("sys.exit(3)", 60.0, "died", "exit code 3"), ("time.sleep(60)", 0.0, "not finished", "no result for 0 s")],
 )
-def test_a_model_that_ends_its_process_is_no_model_without_a_result(
+def test_a_death_is_told_from_a_model_without_a_result(
     ending: str, limit: float, kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = SourceFileLoader("architectures_bench", str(BENCH / "architectures"))
