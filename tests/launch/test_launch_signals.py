@@ -377,6 +377,23 @@ def test_a_worker_that_reads_sees_the_end_of_input_at_a_terminal(launcher, termi
     assert launcher.pid("code") == 0
 
 
+def test_a_worker_has_no_terminal_that_would_stop_it(launcher, terminal):
+    asking = python("""
+        import errno, os, sys
+        try:
+            os.open("/dev/tty", os.O_RDWR)
+        except OSError as error:
+            sys.exit(0 if error.errno == errno.ENXIO else 1)
+        sys.exit(7)
+    """)
+    for workers, logs, code in (([asking], None, 7), ([asking], "logs", 0), ([asking, asking], None, 0)):
+        terminal.type(typed(launcher, *workers, log_dir=logs))
+        assert launcher.pid("code") == code
+        (launcher.dir / "code").unlink()
+    terminal.type(typed(launcher, shell("stty sane < /dev/tty"), log_dir="logs"))
+    assert launcher.pid("code") != 0
+
+
 def test_output_reaches_a_terminal_that_stops_background_writers(launcher, terminal):
     terminal.type("stty tostop\n")
     terminal.type(typed(launcher, shell("echo text"), shell("echo text")))

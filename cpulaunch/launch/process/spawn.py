@@ -13,6 +13,7 @@ from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import record
 from cpulaunch.system.libc import die_with_parent, private_pipe
 from cpulaunch.system.signals import signal
+from cpulaunch.system.terminal import leave_terminal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,10 +92,14 @@ def check_executed(spec: ExecSpec, error_fd: int) -> bool:
 
 
 def _become_worker(spec: ExecSpec, *, stdio: StdioFds, inherited: Inherited, parent: int, error_fd: int) -> NoReturn:
-    """Effect: this forked child becomes the worker, or writes "STAGE ERRNO" to `error_fd` and ends."""
+    """Effect: this forked child becomes the worker, or writes "STAGE ERRNO" to `error_fd` and ends.
+
+    The worker has no terminal: in a group of its own, it would be stopped when it asks there for a password.
+    """
     stage = "setpgid"
     try:
         os.setpgid(0, 0)
+        leave_terminal()
         stage = "prctl"
         die_with_parent(signal.SIGKILL, parent=parent)
         stage = "dup2"
