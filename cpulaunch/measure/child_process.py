@@ -152,7 +152,7 @@ class _Child:
         self._control = setup.control
         self.tails = [b"", b""]
         self.exit_code: int | None = None
-        self.was_enough = False
+        self.was_enough = self._interrupted = False
         self._started = time.monotonic()
         self.seconds = self.paused_seconds = 0.0
         spawned = spawn(spec, stdio=stdio, inherited=inherited)
@@ -177,8 +177,8 @@ class _Child:
         """Whether the command ends by itself within this time, pauses not included, and before it is `enough`.
 
         Effect: passes its output on; stops and continues it as Ctrl-Z and `fg` ask. Raises: KeyboardInterrupt after an
-        ending signal; NotExecutableError. If it is `ending` already, Ctrl-C ends the wait at once, and the guard's end
-        after LAST_SECONDS.
+        ending signal; NotExecutableError. If it is `ending` already, a second Ctrl-C ends the wait at once, and the
+        guard's end after LAST_SECONDS.
         """
         deadline = time.monotonic() + seconds
         poll = select.poll()
@@ -217,12 +217,12 @@ class _Child:
 
         Raises: KeyboardInterrupt if a signal has arrived that ends a launch, or none can arrive any more.
         """
-        if not _is_stopping(_arrived(control)):
+        if not _is_stopping(self._arrived(control)):
             return 0.0
         begun = time.monotonic()
         self.signal(SIGTSTP)
         try:
-            while not _is_continuing(_arrived(control)):
+            while not _is_continuing(self._arrived(control)):
                 continue
         finally:
             self.signal(SIGCONT)  # A stopped process would not notice the signal that ends it.
@@ -235,13 +235,29 @@ class _Child:
 
         Effect: an ended guard's pipe is no longer polled.
         """
-        numbers = os.read(control, READ_BYTES)
-        if SIGINT in numbers:
+        was_interrupted, numbers = self._interrupted, self._read_control(control)
+        if was_interrupted and SIGINT in numbers:
             return 0.0
         if numbers:
             return math.inf
         poll.unregister(control)
         return time.monotonic() + LAST_SECONDS
+
+    def _arrived(self, control: int) -> bytes:
+        """The numbers of the signals that arrive next.
+
+        Raises: KeyboardInterrupt if one ends a launch, or none can arrive any more.
+        """
+        numbers = self._read_control(control)
+        if not numbers or not ENDING.isdisjoint(numbers):
+            raise KeyboardInterrupt
+        return numbers
+
+    def _read_control(self, control: int) -> bytes:
+        """The numbers of the signals that arrive next. Effect: remembers a Ctrl-C."""
+        numbers = os.read(control, READ_BYTES)
+        self._interrupted = self._interrupted or SIGINT in numbers
+        return numbers
 
     def _read(self, fd: int) -> int | None:
         """How many bytes the stream had; 0: it has ended; None: another process has read them. Effect: passes them on.
@@ -282,14 +298,6 @@ class _Child:
 def _unread_bytes(fd: int) -> int:
     """How many bytes are in a pipe. Source: ioctl_pipe(2), FIONREAD."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _arrived(control: int) -> bytes:
-    """The numbers of the signals that arrive next. Raises: KeyboardInterrupt if one ends a launch, or all are gone."""
-    numbers = os.read(control, READ_BYTES)
-    if not numbers or not ENDING.isdisjoint(numbers):
-        raise KeyboardInterrupt
-    return numbers
 
 
 def _is_stopping(numbers: bytes) -> bool:

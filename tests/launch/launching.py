@@ -9,6 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
+from cpulaunch.launch.process.watchdog import INTERRUPT_SECONDS
+
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 240
 
@@ -29,6 +31,14 @@ def eventually(condition, what="condition"):
         assert time.monotonic() < deadline, f"never: {what}"
         time.sleep(0.01)
     return value
+
+
+def interrupt_again(process):
+    """The exit code of a launch after more than one Ctrl-C: others soon after the first one do not count."""
+    while process.poll() is None:
+        time.sleep(INTERRUPT_SECONDS)
+        process.send_signal(signal.SIGINT)
+    return process.wait()
 
 
 def alive(pid):

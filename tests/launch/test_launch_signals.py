@@ -14,7 +14,7 @@ import textwrap
 
 import pytest
 
-from tests.launch.launching import HERE, alive, eventually, python, refusing, shell, sleeps
+from tests.launch.launching import HERE, alive, eventually, interrupt_again, python, refusing, shell, sleeps
 
 
 def telling(name):
@@ -203,8 +203,7 @@ def test_ctrl_c_twice_kills_at_once(launcher):
     pids = [launcher.pid("a"), launcher.pid("b")]
     process.send_signal(signal.SIGINT)
     launcher.pid("a-told"), launcher.pid("b-told")
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
+    assert interrupt_again(process) == 130
     assert not any(alive(pid) for pid in pids)
 
 

@@ -150,6 +150,42 @@ def test_the_number_of_a_command_is_kept_while_it_is_signalled(monkeypatch):
     assert found.exit_code == -signal.SIGKILL
 
 
+ENDS_WHEN_TOLD = """
+import os, signal, sys, time
+def end(*_):
+    open("asked", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    open("saved", "w").close()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+open("started", "w").close()
+while True:
+    signal.pause()
+"""
+
+
+def test_the_first_ctrl_c_does_not_kill_a_command_that_ends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    control, arrivals = os.pipe()
+
+    def interrupt():
+        for name, number in (("started", signal.SIGTERM), ("asked", signal.SIGINT)):
+            eventually((tmp_path / name).exists, name)
+            os.write(arrivals, bytes([number]))
+        eventually(lambda: not select.select([control], [], [], 0)[0], "the receipt of Ctrl-C")
+        (tmp_path / "go").touch()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_child(python(ENDS_WHEN_TOLD), ChildSetup(environ=dict(os.environ), control=control), limit_seconds=60)
+    thread.join()
+    os.close(control)
+    os.close(arrivals)
+    assert (tmp_path / "saved").exists()
+
+
 THREAD_TRACED = """
 import ctypes, os, signal, threading, time
 thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.7
 """How long after the grace period a supervisor may take to read a signal that ends the launch."""
 
+INTERRUPT_SECONDS = 0.5
+"""How long after the first SIGINT others are no second one: `timeout` sends it to its child, then to its group."""
+
 MAX_UNREAD = 64
 """How many signals the pipe may hold before others than ending ones are dropped, so that it has room for those."""
 
@@ -216,6 +219,8 @@ class Watchdog:
         self._asks = asks
         self._failures = failures
         self._next_look = _now() + CHECK_SECONDS
+        self._interrupted_at: float | None = None
+        """When the first SIGINT came."""
         self._is_paused = False
         """Whether the supervisor was told of SIGTSTP, and not of SIGCONT since."""
         self._written = 0
@@ -232,8 +237,16 @@ class Watchdog:
     def forward(self, number: int) -> None:
         """Effect: the supervisor can read the signal, unless it ends no launch and so many are unread already.
 
-        A SIGCONT is not dropped that takes back a SIGTSTP, as the workers would stay stopped.
+        A SIGCONT is not dropped that takes back a SIGTSTP, as the workers would stay stopped. A SIGINT is dropped that
+        comes within INTERRUPT_SECONDS of the first one: the supervisor kills at the next one that it reads.
         """
+        is_second = False
+        if number == SIGINT and self._interrupted_at is None:
+            self._interrupted_at = _now()
+        elif number == SIGINT and self._interrupted_at is not None:
+            if _now() < self._interrupted_at + INTERRUPT_SECONDS:
+                return
+            is_second = True
         is_urgent = number in self._ending or (number == SIGCONT and self._is_paused)
         if not is_urgent and self._unread_bytes() >= MAX_UNREAD:
             return
@@ -242,7 +255,7 @@ class Watchdog:
             self._is_paused = number != SIGCONT
         self._written += written
         if number in self._ending:
-            self._expect_answer(number, self._written if written else None)
+            self._expect_answer(number, self._written if written else None, kills=is_second)
 
     def _write(self, number: int) -> int:
         """1; 0 if it will never be read: a worker has filled the pipe, or ended it."""
@@ -252,15 +265,15 @@ class Watchdog:
             return 0
         return 1
 
-    def _expect_answer(self, number: int, awaited: int | None) -> None:
-        """Effect: sets the deadline for the first unanswered signal; a Ctrl-C after it, which kills, brings it near."""
+    def _expect_answer(self, number: int, awaited: int | None, *, kills: bool) -> None:
+        """Effect: sets the deadline for the first unanswered signal; one after it that `kills` brings it near."""
         if self._deadline is None or self._answered():
             self._awaited, self._first = awaited, number
             self._deadline = _now() + self._grace_seconds + ANSWER_SECONDS
             return
         if self._awaited is None:  # What the supervisor could not read the first time, it may read now.
             self._awaited = awaited
-        if number == SIGINT:
+        if kills:
             self._deadline = min(self._deadline, _now() + ANSWER_SECONDS)
         elif self._reporting:
             self._deadline = min(self._deadline, _now() + self._grace_seconds + ANSWER_SECONDS)

@@ -119,6 +119,8 @@ class SupervisionState:
     killed: frozenset[int] = frozenset()
     first_failure: int | None = None
     ended_by: int | None = None
+    interrupted: bool = False
+    """Whether a SIGINT has arrived: the next one kills."""
     end_requested: bool = False
     """Whether the user asked for the end: by a signal that ends the launch, or one that usually would."""
     output_failed: bool = False
@@ -193,13 +195,15 @@ def _orphans_found(state: SupervisionState, pids: frozenset[int], now: float) ->
 
 
 def _signal_arrived(state: SupervisionState, number: int, now: float) -> Step:
-    """Ending signals end the launch, a Ctrl-C while it ends kills at once, all other signals are forwarded."""
+    """Ending signals end the launch, a second Ctrl-C kills at once, all other signals are forwarded."""
     if number in ENDING or number in state.ending_signals:
         state = replace(state, end_requested=True)
     if number not in state.ending_signals:
         return state, (SignalGroups(state.groups, number),) if state.groups else ()
-    if number == SIGINT and state.ending:
+    if number == SIGINT and state.interrupted:
         return _kill_all(state, now)
+    if number == SIGINT:
+        state = replace(state, interrupted=True)
     if state.ending:
         return state, _signal_groups(state.groups, number)
     return _end_all(replace(state, ended_by=number), now, number)

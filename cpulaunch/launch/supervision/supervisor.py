@@ -251,7 +251,7 @@ class Supervisor:
             self._guard_is_gone = True
             self._handle(LauncherGone())
         for number in merged(number for number in numbers if number in SIGNALS):
-            if number == signal.SIGINT and not self.state.ending:
+            if number == signal.SIGINT and not self.state.interrupted:
                 self._notice_at = self._clock() + INTERRUPT_NOTICE_SECONDS
             if number == signal.SIGUSR1:
                 reopen_logs(self._routing)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.launch.launching import alive, eventually, python, refusing
+from tests.launch.launching import alive, eventually, interrupt_again, python, refusing
 from tests.launch.process.killing import HIDE_CGROUPS, chain
 from tests.strangers import UID, needs_root
 
@@ -215,8 +215,7 @@ def test_ctrl_c_twice_ends_a_launch_whose_supervisor_does_not_answer(launcher):
     worker = launcher.pid("ready")
     process.send_signal(signal.SIGINT)
     eventually(lambda: not is_pending(signal.SIGINT, process.pid), "the receipt of the first one")
-    process.send_signal(signal.SIGINT)
-    assert process.wait() == 128 + signal.SIGINT
+    assert interrupt_again(process) == 128 + signal.SIGINT
     assert not alive(worker)
     assert b"the supervisor did not read signal 2 in time" in process.stderr.read()
 

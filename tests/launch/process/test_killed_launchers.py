@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.system.control_group import MOUNTS, PREFIX
-from tests.launch.launching import alive, eventually
+from tests.launch.launching import alive, eventually, interrupt_again
 from tests.launch.process.killing import (
     HIDE_CGROUPS,
     ROOT,
@@ -212,7 +212,7 @@ def test_ctrl_c_again_ends_a_comparison_at_once(tmp_path, prefix):
         pids = eventually(lambda: _pids(tmp_path), "two instances")
         process.send_signal(signal.SIGINT)
         eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "SIGTERM at both instances")
-        process.send_signal(signal.SIGINT)
+        interrupt_again(process)
         _, said = process.communicate()
     assert process.returncode == 130
     assert b"did not read" not in said

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -213,6 +214,40 @@ def test_another_signal_ends_reports_that_take_long(soon, number):
     assert dog.next_signal(NEVER) == signal.SIGUSR2
     dog.forward(number)
     assert dog.next_signal(NEVER) is None
+    assert dog.exit_code == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """Sets the guard's clock."""
+    now = [1000.0]
+    monkeypatch.setattr("cpulaunch.launch.process.watchdog._now", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, 1000.0 + seconds)
+
+
+def test_interrupts_within_half_a_second_are_one(pipe, at):
+    """`timeout -s INT` signals its child, then its group."""
+    dog = Watchdog(pipe[1], unread=pipe[0], ending=frozenset({signal.SIGINT}), grace_seconds=9.0)
+    seen = []
+    for seconds in (0.0, 0.0, 0.1, 0.4, 0.6, 0.7):
+        at(seconds)
+        dog.forward(signal.SIGINT)
+        dog.forward(signal.SIGWINCH)
+        seen.append(os.read(pipe[0], 9).count(signal.SIGINT))
+    assert seen == [1, 0, 0, 0, 1, 1]
+
+
+def test_only_a_second_interrupt_brings_the_deadline_near(pipe, at):
+    ending = frozenset({signal.SIGTERM, signal.SIGINT})
+    dog = Watchdog(pipe[1], unread=pipe[0], ending=ending, grace_seconds=9.0)
+    dog.forward(signal.SIGTERM)
+    dog.forward(signal.SIGINT)
+    others = SimpleNamespace(next_signal=lambda seconds: signal.SIGWINCH)
+    at(2.0)
+    assert dog.next_signal(others) == signal.SIGWINCH
+    dog.forward(signal.SIGINT)
+    at(4.0)
+    assert dog.next_signal(others) is None
     assert dog.exit_code == 128 + signal.SIGTERM
 
 

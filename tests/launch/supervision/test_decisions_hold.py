@@ -117,7 +117,7 @@ class Supervision(RuleBasedStateMachine):
 
     @rule(number=st.sampled_from(ENDING))
     def a_signal_ends_the_launch(self, number: int) -> None:
-        if self.state.ending and number == signal.SIGINT:
+        if self.state.interrupted and number == signal.SIGINT:
             self.kill_at_once = True
         self.happen(SignalArrived(int(number)), cause=("signal", int(number)))
 

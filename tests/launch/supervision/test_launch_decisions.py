@@ -114,9 +114,13 @@ CASES = {
         [(1, SignalArrived(INT)), (2, SignalArrived(INT))],
         [(1, groups(INT, 0, 1, 2)), (2, groups(KILL, 0, 1, 2))],
     ),
-    "Ctrl-C while it ends kills at once": (
-        [(1, SignalArrived(TERM)), (2, SignalArrived(INT))],
-        [(1, groups(TERM, 0, 1, 2)), (2, groups(KILL, 0, 1, 2))],
+    "the first Ctrl-C while it ends is passed on, the second kills at once": (
+        [(1, SignalArrived(TERM)), (2, SignalArrived(INT)), (3, SignalArrived(TERM)), (4, SignalArrived(INT))],
+        [(1, groups(TERM, 0, 1, 2)), (2, groups(INT, 0, 1, 2)), (3, groups(TERM, 0, 1, 2)), (4, groups(KILL, 0, 1, 2))],
+    ),
+    "so it is after a failure": (
+        [(1, WorkerEnded(0, failed=True)), (1, GroupGone(0)), (2, SignalArrived(INT)), (3, SignalArrived(INT))],
+        [(1, groups(TERM, 0, 1, 2)), (2, groups(INT, 1, 2)), (3, groups(KILL, 1, 2))],
     ),
     "SIGTERM twice is passed on twice": (
         [(1, SignalArrived(TERM)), (2, SignalArrived(TERM))],
