@@ -57,6 +57,12 @@ def merged(numbers: Iterable[int]) -> list[int]:
     return kept
 
 
+def paused_after(numbers: bytes, *, paused: bool) -> bool:
+    """Whether a launch is paused after these signals: the last SIGTSTP or SIGCONT decides, if there is one."""
+    stop, resume = numbers.rfind(SIGTSTP), numbers.rfind(SIGCONT)
+    return paused if stop == resume else stop > resume
+
+
 def passed_on(numbers: Iterable[int]) -> frozenset[int]:
     """Those of the signals that a launcher passes on: not the ones that it ignores since its start (nohup, `&`)."""
     excluded = {getattr(signal, name, None) for name in NOT_PASSED_ON}

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from cpulaunch.system.signals import SIGCONT, SIGINT, SIGTERM, SIGTSTP, merged
+from cpulaunch.system.signals import SIGCONT, SIGINT, SIGTERM, SIGTSTP, merged, paused_after
 
 OTHER = 10
 
@@ -24,3 +24,18 @@ OTHER = 10
 )
 def test_signals_that_arrive_together_are_merged(numbers, kept):
     assert merged(bytes(numbers)) == kept
+
+
+@pytest.mark.parametrize(
+    ("numbers", "paused"),
+    [
+        ([], [False, True]),
+        ([OTHER], [False, True]),
+        ([SIGTSTP], [True, True]),
+        ([SIGCONT, OTHER], [False, False]),
+        ([SIGCONT, SIGTSTP, SIGCONT], [False, False]),
+        ([SIGTSTP, SIGCONT, SIGTSTP, OTHER], [True, True]),
+    ],
+)
+def test_the_last_signal_that_stops_or_continues_decides(numbers, paused):
+    assert [paused_after(bytes(numbers), paused=before) for before in (False, True)] == paused

@@ -27,7 +27,7 @@ from cpulaunch.records.errors import LaunchError, NoSpaceError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
 from cpulaunch.system.libc import stop_writing
-from cpulaunch.system.signals import ENDING, ending_signals
+from cpulaunch.system.signals import ENDING, ending_signals, paused_after
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,21 +223,25 @@ def _lost_port(result: LaunchResult, reservation: PortReservation) -> str | None
 def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     """Whether the launch is to end: by a signal that came until now, or because the guard is gone.
 
-    Effect: then the guard asks no longer whether this process still reads; without a guard, the cgroup is removed.
+    Effect: a launch that Ctrl-Z has stopped waits here until a signal continues or ends it, as ranks that start would
+    run in a job that the shell calls stopped. At the end, the guard asks no longer whether this process still reads;
+    without a guard, the cgroup is removed.
     """
     if result.end_requested:
         return True
-    poll = select.poll()
+    poll, paused = select.poll(), result.paused
     poll.register(options.control, select.POLLIN)
-    if not poll.poll(0):
-        return False
-    numbers = os.read(options.control, 4096)
-    ends = not numbers or any(number in ENDING or number in options.ending_signals for number in numbers)
-    if ends:
-        stop_writing(options.control)
-    if not numbers and options.cgroup is not None:
-        options.cgroup.remove()
-    return ends
+    while poll.poll(None if paused else 0):
+        numbers = os.read(options.control, 4096)
+        if not numbers and options.cgroup is not None:
+            options.cgroup.remove()
+        if not numbers or any(number in ENDING or number in options.ending_signals for number in numbers):
+            stop_writing(options.control)
+            return True
+        paused = paused_after(numbers, paused=paused)
+        if not paused:
+            break
+    return False
 
 
 def _restart_text(result: LaunchResult, restarts: int, max_restarts: int) -> str:

@@ -56,6 +56,8 @@ class LaunchResult:
     first_failure: int | None = None
     ended_by: int | None = None
     end_requested: bool = False
+    paused: bool = False
+    """Whether Ctrl-Z had stopped the launch, and nothing had continued it yet."""
     output_error: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None

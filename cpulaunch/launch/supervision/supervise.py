@@ -71,6 +71,7 @@ def _launch_result(
         exit_code=launch_exit_code(state, statuses, output_error),
         output_error=output_error,
         end_requested=state.end_requested,
+        paused=supervisor.is_paused,
         host=os.uname().nodename,
         workers=workers,
         first_failure=state.first_failure,

@@ -100,7 +100,7 @@ class Supervisor:
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
         self._exits = ExitQueue(clock)
-        self._all_ended = self._guard_is_gone = self._is_paused = False
+        self._all_ended = self._guard_is_gone = self.is_paused = False
         self._output_deadline = NEVER
         """When output that is not written yet is abandoned, if all workers have ended."""
         self._notify, self._on_started = options.notify, options.on_started
@@ -256,7 +256,7 @@ class Supervisor:
             if number == signal.SIGUSR1:
                 reopen_logs(self._routing)
             if number in OPPOSITES:
-                self._is_paused = number == SIGTSTP
+                self.is_paused = number == SIGTSTP
             self._handle(SignalArrived(number))
         if not numbers or not self.state.ending_signals.isdisjoint(numbers):
             self._limit_output_time()
@@ -329,7 +329,7 @@ class Supervisor:
         Raises: LaunchError or NotExecutableError if one has ended because it could not be executed.
         """
         for pid in self._worker_of if self._of_launchers else ():
-            continue_stopped(pid, paused=self._is_paused)
+            continue_stopped(pid, paused=self.is_paused)
         killed = set[int]()
         for number, ended in enumerate(islice(iter(self._exits.first, None), MAX_REAPED), 1):
             index = self._worker_of.get(ended.pid)

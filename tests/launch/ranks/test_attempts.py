@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from cpulaunch.launch.supervision.result import LaunchResult
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
 from cpulaunch.system.libc import is_linux, private_pipe
 from cpulaunch.system.signals import ENDING
+from tests.launch.launching import alive, eventually, sleeps
+from tests.launch.test_launch_signals import Terminal, parent, stopped
 
 TWO = ("--nproc-per-node", "2")
 
@@ -261,6 +264,74 @@ def test_a_signal_between_two_attempts_counts(ending, number, asked):
     finally:
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("paused", "numbers", "later", "asked"),
+    [
+        (True, b"", signal.SIGCONT, False),
+        (True, b"", signal.SIGTERM, True),
+        (False, bytes([signal.SIGTSTP]), signal.SIGCONT, False),
+        (False, bytes([signal.SIGCONT, signal.SIGTSTP, signal.SIGUSR1]), signal.SIGINT, True),
+        (True, b"", None, True),
+    ],
+)
+def test_a_stopped_launch_waits_between_two_attempts(paused, numbers, later, asked):
+    read, write = private_pipe()
+    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=1, control=read)
+    result = LaunchResult(exit_code=3, host="h", workers=(), paused=paused)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(end_requested(result, options)))
+    os.write(write, numbers)
+    waiting.start()
+    waiting.join(0.2)
+    assert not found
+    if later is None:
+        os.close(write)
+    else:
+        os.write(write, bytes([later]))
+    waiting.join()
+    os.close(read)
+    if later is not None:
+        os.close(write)
+    assert found == [asked]
+
+
+LEAVING = """
+    if attempt == 0:
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            say("left", os.getpid())
+            wait_for("let-go")
+            os._exit(0)
+        wait_for("left")
+        say("pids", f"{os.getpid()} {os.getppid()}")
+        sys.exit(3)
+    say("again", attempt)
+"""
+
+
+@pytest.mark.skipif(not is_linux(), reason="elsewhere there is one guard, and no wait for what ranks leave")
+def test_ctrl_z_while_an_attempt_ends_delays_the_next_one(launch):
+    launch.write(LEAVING)
+    terminal = Terminal(SimpleNamespace(dir=launch.folder))
+    options = "--nproc-per-node 1 --max-restarts 1 --shutdown-timeout 600"
+    terminal.type(f"{sys.executable} -m cpulaunch {options} job.py\n")
+    try:
+        rank, supervisor = map(int, text_of(launch.folder / "pids").split())
+        guard = parent(parent(supervisor))
+        eventually(lambda: not alive(rank), "the end of the rank")
+        terminal.type("\x1a")
+        eventually(lambda: stopped(guard), "the stop of the launcher")
+        (launch.folder / "let-go").touch()
+        eventually(lambda: sleeps(supervisor), "two seconds in which no attempt begins")
+        assert not (launch.folder / "again").exists()
+        terminal.type("fg; echo $? > code\n")
+        assert text_of(launch.folder / "code").strip() == "0"
+        assert text_of(launch.folder / "again") == "1"
+    finally:
+        terminal.close()
 
 
 def has_ended(fd):
