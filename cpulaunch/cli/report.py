@@ -62,6 +62,7 @@ def finish_watched_launch(
 
     `before`: what `check_reports` found; None if it has no report. `environ`: of the launch.
     """
+    notify = _on_new_line(notify) if result.inside_line else notify
     for line in (*metric_lines(plan, result), *lost_events(result)):
         notify(line)
     code = result.exit_code
@@ -87,6 +88,20 @@ def finish_watched_launch(
         if output in before.direct:
             notify(f"{output.name}: {path}")
     return code
+
+
+def _on_new_line(notify: Callable[[str], None]) -> Callable[[str], None]:
+    """The same function, which ends the last line of the workers before its first message, if there is one."""
+    first = True
+
+    def notify_on_new_line(text: str) -> None:
+        nonlocal first
+        if first:
+            terminal.write_stderr("", seconds=terminal.NOTICE_SECONDS)
+        first = False
+        notify(text)
+
+    return notify_on_new_line
 
 
 def _write_outputs(

@@ -128,7 +128,7 @@ def _launch_supervised(
             guards=link.guards,
             memory_events=memory_events,
             notify=notify,
-            watch=None if directory is None else _watch(plan, directory, notify=notify),
+            watch=None if directory is None else _watch(plan, directory),
             cgroup=link.cgroup,
             adopts_orphans=link.adopts_orphans,
             on_started=on_started,
@@ -138,9 +138,9 @@ def _launch_supervised(
         raise fd_shortage_error(error) from None
 
 
-def _watch(plan: LaunchPlan, directory: str, *, notify: Notify) -> Watch:
+def _watch(plan: LaunchPlan, directory: str) -> Watch:
     import time
 
     from cpulaunch.launch.monitor.watch import Watch
 
-    return Watch(plan, directory, clock=time.monotonic, notify=notify)
+    return Watch(plan, directory, clock=time.monotonic)

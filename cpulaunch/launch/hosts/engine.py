@@ -217,6 +217,7 @@ def _supervised(
             logs=(None,),
             metrics=(None,),
             stdin=(stdin,),
+            stderr=output.sinks[-1],
         )
         options = SupervisorOptions(
             inherited=link.inherited,

@@ -35,11 +35,10 @@ class Observation:
 class Watch:
     """Observes the workers of one run through its run directory and /proc."""
 
-    def __init__(self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float], notify: Notify) -> None:
+    def __init__(self, plan: LaunchPlan, directory: str, *, clock: Callable[[], float]) -> None:
         """Raises: LaunchError if the start barrier cannot be made."""
         self._directory = directory
         self._clock = clock
-        self._notify = notify
         self._start = clock()
         self._groups: dict[int, int] = {}
         self._started_at: dict[int, float] = {}
@@ -75,12 +74,13 @@ class Watch:
         notice = self._barrier.deadline if self._barrier is not None else None
         return min((at for at in (sample, notice) if at is not None), default=None)
 
-    def run_due(self) -> None:
+    def run_due(self, notify: Notify | None) -> None:
         """Effect: takes the snapshots and sends the notice that are due, and looks for workers at the barrier."""
         if self._sampler is not None:
             self._sampler.sample(self._groups)
-        if self._barrier is not None and (line := self._barrier.run_due(self._clock())) is not None:
-            self._notify(line)
+        line = None if self._barrier is None else self._barrier.run_due(self._clock())
+        if line is not None and notify is not None:
+            notify(line)
 
     def worker_started(self, worker: int, pid: int) -> None:
         """Effect: observes this worker from now on."""

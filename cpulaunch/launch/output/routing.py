@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cpulaunch.launch.output.sink import Sink
+from cpulaunch.launch.output.sink import Sink, SinkError
 from cpulaunch.launch.output.streams import OutputRoute, Stream
 from cpulaunch.launch.process.descriptors import STDERR, STDIN, STDOUT, StdioFds
 from cpulaunch.records.errors import LaunchError
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cpulaunch.launch.output.metrics import LineReader, Metric
+    from cpulaunch.launch.process.bind import Notify
+
+LINE_SECONDS = 0.5
+"""How long a message waits for the reader of stderr to take the rest of a worker's line: then it takes no message."""
 
 
 @record
@@ -37,6 +41,34 @@ class OutputRouting:
     """Logs that SIGUSR1 opens again."""
     shown: frozenset[int] = frozenset()
     """The workers whose output is on the terminal."""
+    stderr: Sink | None = None
+    """Where workers' lines go to the launcher's own stderr."""
+
+    def between_lines(self, notify: Notify | None, failed: Callable[[SinkError], None]) -> Notify | None:
+        """A function that prints a message between lines of the workers, or drops it if stderr takes none in time.
+
+        Its effect: calls `failed` if the end of a line cannot be written.
+        """
+        if notify is None:
+            return None
+
+        def notify_between_lines(text: str) -> None:
+            try:
+                if self.stderr is None or self.stderr.end_line(LINE_SECONDS):
+                    notify(text)
+            except SinkError as error:
+                failed(error)
+                notify(text)
+
+        return notify_between_lines
+
+    def end_line(self) -> None:
+        """Effect: what the workers have written to the launcher's own stderr ends in a whole line, if it is taken."""
+        try:
+            if self.stderr is not None:
+                self.stderr.end_line(LINE_SECONDS)
+        except SinkError:
+            return
 
 
 @record
@@ -83,6 +115,7 @@ def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRoutin
         stdin=tuple(set(inputs)),
         shown=frozenset(worker.index for worker, visible in zip(plan.workers, shown, strict=True) if visible),
         rotated=tuple(log for log in logs if log is not None),
+        stderr=terminal.err,
     )
 
 

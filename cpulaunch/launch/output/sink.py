@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import stat
+import time
 
 from cpulaunch.system.files.special import open_nonblocking
 
@@ -32,6 +33,10 @@ ERASE_LINE = b"\x1b[K"
 
 ATOMIC_BYTES = 4096
 """A pipe that polls writable takes this much without blocking. Source: POSIX, PIPE_BUF; pipe(7)."""
+
+NEWLINE, CARRIAGE_RETURN = 10, 13
+PAUSE_SECONDS = 0.01
+"""Between two writes to a reader that took nothing: poll(2) may call a terminal writable that has no room for more."""
 
 HUNG_UP = (errno.EIO, errno.ENXIO)
 """The errors of a write to a terminal whose other side is gone."""
@@ -62,6 +67,8 @@ class Sink:
         self.redraw_separator = b"\n"
         """What precedes a line of another writer then: a newline; on a terminal, the code that erases the old line."""
         self._pending = bytearray()
+        self._last_byte = NEWLINE
+        """What was written last, as if a line had ended before."""
         self._failed = False
         self._writable: select.poll | None = None
 
@@ -87,6 +94,11 @@ class Sink:
         return self.reader_gone or self._failed
 
     @property
+    def is_inside_line(self) -> bool:
+        """Whether a line has been written in part."""
+        return self._last_byte != NEWLINE and not self.is_lost
+
+    @property
     def has_pending(self) -> bool:
         """Whether data waits for the reader."""
         return bool(self._pending) and not self._failed
@@ -110,11 +122,34 @@ class Sink:
     def flush(self) -> None:
         """Effect: writes as much of the waiting data as the reader takes. Raises: SinkError."""
         if not self._failed:
-            with memoryview(self._pending) as view:
-                written = self._write(view)
-            del self._pending[:written]
+            self._write_pending(len(self._pending))
         if self.is_lost:
             self._pending.clear()
+
+    def end_line(self, seconds: float) -> bool:
+        """Whether what has been written ends in a whole line, so that another process may write one. Raises: SinkError.
+
+        Effect: writes the rest of a line within so many seconds; if no more of it is known, breaks it.
+        """
+        deadline = time.monotonic() + seconds
+        while self.is_inside_line:
+            if not self._pending:
+                self._break_line()
+            elif not self._write_pending(self._pending.find(b"\n") + 1 or len(self._pending)):
+                time.sleep(PAUSE_SECONDS)
+            if time.monotonic() >= deadline:
+                break
+        return not self.is_inside_line
+
+    def _break_line(self) -> None:
+        """Effect: ends the line that has been written in part; a progress bar gives way to what is written next."""
+        if self.line_owner is not None:
+            self.line_owner.break_line()
+            return
+        self.send(self.redraw_separator if self._last_byte == CARRIAGE_RETURN else b"\n")
+        self.needs_newline, self.redraw_owner = False, None
+        if not self._pending:
+            self._last_byte = NEWLINE
 
     def abandon(self) -> None:
         """Effect: data that still waits is lost, and nothing is written any more."""
@@ -124,6 +159,13 @@ class Sink:
     def close(self) -> None:
         """Effect: closes the descriptor; data that still waits is lost."""
         os.close(self.fd)
+
+    def _write_pending(self, size: int) -> int:
+        """How many bytes of the first `size` that wait were written."""
+        with memoryview(self._pending)[:size] as view:
+            written = self._write(view)
+        del self._pending[:written]
+        return written
 
     def _write(self, data: bytes | memoryview) -> int:
         """How many bytes were written before a write would have blocked."""
@@ -135,6 +177,7 @@ class Sink:
                 end = len(view) if self._writable is None else written + ATOMIC_BYTES
                 try:
                     written += os.write(self.fd, view[written:end])
+                    self._last_byte = view[written - 1]
                 except BlockingIOError:
                     break
                 except (BrokenPipeError, ConnectionResetError):

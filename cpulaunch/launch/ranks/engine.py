@@ -300,7 +300,7 @@ def _run_attempt(run: _RankRun, options: SupervisorOptions, *, port: int, restar
 def _watch(run: _RankRun, directory: str) -> Watch:
     from cpulaunch.launch.monitor.watch import Watch
 
-    return Watch(run.plan, directory, clock=time.monotonic, notify=run.notify)
+    return Watch(run.plan, directory, clock=time.monotonic)
 
 
 def _rank_result(run: _RankRun, result: LaunchResult, files: RankFiles, restarts: int) -> LaunchResult:

@@ -95,7 +95,7 @@ class _AttemptOutput:
         self._job = job
         self._files = files
         self._shown = frozenset(range(len(plan.workers))) if plan.launch.show is None else plan.launch.show
-        self._terminal = open_terminal(plan, prefixed=False)
+        self.terminal = open_terminal(plan, prefixed=False)
         self._logs: list[Sink] = []
         self._filtered: dict[int, Sink | None] = {}
 
@@ -112,7 +112,7 @@ class _AttemptOutput:
         writing = self._files.directory is not None
         teed = writing and bool(streams.tee[local_rank] & stream)
         written = teed or (writing and bool(streams.redirects[local_rank] & stream))
-        terminal = self._terminal.out if stream == STDOUT else self._terminal.err
+        terminal = self.terminal.out if stream == STDOUT else self.terminal.err
         filtered = self._filtered[stream] if teed and visible else None
         return _StreamSinks(
             log=self._open(os.path.join(str(local_rank), f"{NAMES[stream]}.log")) if written else None,
@@ -141,7 +141,7 @@ class _AttemptOutput:
 
     def all_sinks(self) -> tuple[Sink, ...]:
         """Every sink, each once."""
-        sinks = (self._terminal.out, self._terminal.err, *self._logs)
+        sinks = (self.terminal.out, self.terminal.err, *self._logs)
         return tuple({id(sink): sink for sink in sinks}.values())
 
 
@@ -185,6 +185,7 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
         shown=frozenset(
             worker.index for worker, (_, err) in zip(plan.workers, ranks, strict=True) if err.terminal is not None
         ),
+        stderr=output.terminal.err,
     )
 
 

@@ -58,6 +58,8 @@ class LaunchResult:
     end_requested: bool = False
     paused: bool = False
     """Whether Ctrl-Z had stopped the launch, and nothing had continued it yet."""
+    inside_line: bool = False
+    """Whether the workers' output ends in the middle of a line on stderr."""
     output_error: CpulaunchError | None = None
     oom_kills: int | None = None
     wall_seconds: float | None = None

@@ -12,6 +12,7 @@ from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult, oom_kills
 from cpulaunch.launch.supervision.supervisor import Supervisor
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.record import replace
 from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.signals import SIGINT
 
@@ -38,10 +39,13 @@ def supervise(specs: Sequence[ExecSpec], routing: OutputRouting, options: Superv
     with Supervisor(routing, options, clock=time.monotonic, wall_clock=wall_clock) as supervisor:
         supervisor.start(specs, routing.stdio)
         supervisor.run()
-    close_output_routing(routing)
     kills = _read_oom_kills(options.memory_events)
     new_kills = None if kills is None or kills_before is None else kills - kills_before
-    return _launch_result(supervisor, routing, watch=options.watch, oom_kills=new_kills)
+    result = _launch_result(supervisor, routing, watch=options.watch, oom_kills=new_kills)
+    if result.exit_code:  # A message follows.
+        routing.end_line()
+    close_output_routing(routing)
+    return replace(result, inside_line=routing.stderr is not None and routing.stderr.is_inside_line)
 
 
 def _launch_result(

@@ -103,7 +103,7 @@ class Supervisor:
         self._all_ended = self._guard_is_gone = self.is_paused = False
         self._output_deadline = NEVER
         """When output that is not written yet is abandoned, if all workers have ended."""
-        self._notify, self._on_started = options.notify, options.on_started
+        self._notify, self._on_started = routing.between_lines(options.notify, self._fail_output), options.on_started
         self._notice_at: float | None = None
         self._poll, self._urgent = select.poll(), select.poll()
         self._wakeup, self._wakeup_write = child_wakeup_pipe()
@@ -176,7 +176,7 @@ class Supervisor:
         if not ready:
             self._handle_urgent()
         if self._watch is not None:
-            self._watch.run_due()
+            self._watch.run_due(self._notify)
 
     def _serve(self, fd: int) -> None:
         """Effect: handles what this descriptor is ready for; nothing if it is urgent, or closed by now."""

@@ -1,0 +1,132 @@
+"""Messages of the launcher stand between lines of the workers, where both go to the same place."""
+
+import os
+import select
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cpulaunch.launch.output.routing import OutputRouting
+from cpulaunch.launch.output.sink import ERASE_LINE, Sink
+from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
+from tests.launch.launching import HERE, Launcher, python
+
+SAID = b"said\n"
+
+
+def saying(sink, fd, *, failed=pytest.fail):
+    """A function that writes a message into the descriptor, between the lines that the sink writes."""
+    routing = OutputRouting(sinks=(sink,), stdio=(), streams=(), logs=(), metrics=(), stdin=(), stderr=sink)
+
+    def notify(text):
+        select.select([], [fd], [])
+        os.write(fd, text.encode())
+
+    return routing.between_lines(notify, failed)
+
+
+LONG = b"x" * LINE_BYTES
+FEEDS = {
+    "nothing": (b"", [], [b"a\n"], SAID + b"a\n"),
+    "whole lines": (b"", [b"a\n"], [b"b\n"], b"a\n" + SAID + b"b\n"),
+    "a part of a line": (b"", [b"a"], [b"b\n"], b"a\n" + SAID + b"b\n"),
+    "a part of a line that is held back": (b"[0] ", [b"a\nb"], [b"c\n"], b"[0] a\n" + SAID + b"[0] bc\n"),
+    "a part of a long line": (b"[0] ", [LONG], [b"y\n"], b"[0] " + LONG + b"\n" + SAID + b"[0] y\n"),
+    "a progress bar": (b"[0] ", [b"1%\r2"], [b"%\n"], b"[0] 1%\r" + ERASE_LINE + SAID + b"[0] 2%\n"),
+}
+
+
+@pytest.mark.parametrize(("prefix", "before", "after", "expected"), FEEDS.values(), ids=FEEDS.keys())
+def test_a_message_stands_on_a_line_of_its_own(tmp_path, prefix, before, after, expected):
+    path = tmp_path / "out"
+    sink = Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), name="file")
+    sink.redraw_separator = ERASE_LINE
+    route = OutputRoute(sink, prefix=prefix, exclusive=not prefix)
+    say = saying(sink, sink.fd)
+    for data in before:
+        route.feed(data)
+    say(SAID.decode())
+    for data in after:
+        route.feed(data)
+    sink.close()
+    assert path.read_bytes() == expected
+
+
+@pytest.fixture
+def full():
+    """A sink whose pipe is full, in the middle of a line."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    sink = Sink(write, name="pipe")
+    for _ in range(20):
+        sink.send(b"x" * 99_999 + b"\n")
+    yield sink, read
+    os.close(read)
+
+
+def test_a_message_waits_for_the_end_of_one_line(full, monkeypatch):
+    monkeypatch.setattr("cpulaunch.launch.output.routing.LINE_SECONDS", 60)
+    sink, read = full
+    found = []
+
+    def receive():
+        while data := os.read(read, 1 << 16):
+            found.append(data)
+
+    receiver, say = threading.Thread(target=receive), saying(sink, sink.fd)
+    receiver.start()
+    say(SAID.decode())
+    waiting = sink.has_pending
+    os.set_blocking(sink.fd, True)
+    sink.flush()
+    sink.close()
+    receiver.join()
+    lines = b"".join(found).split(b"\n")
+    assert lines.count(SAID.strip()) == 1
+    assert {len(line) for line in lines} == {0, 4, 99_999}
+    assert waiting
+
+
+def test_a_message_that_no_reader_takes_is_dropped(full, monkeypatch):
+    monkeypatch.setattr("cpulaunch.launch.output.routing.LINE_SECONDS", 0.1)
+    sink, _ = full
+    saying(sink, -1)(SAID.decode())
+    sink.close()
+
+
+def test_a_line_that_cannot_be_ended_is_a_failure_of_the_output(tmp_path):
+    sink = Sink(os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT), name="file")
+    sink.send(b"a")
+    os.dup2(os.open("/dev/full", os.O_WRONLY), sink.fd)
+    failures = []
+    with open(tmp_path / "said", "wb") as said:
+        saying(sink, said.fileno(), failed=failures.append)(SAID.decode())
+    sink.close()
+    assert [error.filename for error in failures] == ["file"]
+    assert (tmp_path / "said").read_bytes() == SAID
+
+
+@pytest.mark.parametrize("code", [3, 0])
+def test_what_follows_the_last_line_of_a_worker_begins_a_new_one(tmp_path, code):
+    launcher = Launcher(tmp_path)
+    worker = python(f"import sys; sys.stderr.write('no newline'); sys.exit({code})")
+    done = launcher.run(worker, log_dir="logs", popen={"stderr": subprocess.STDOUT})
+    assert done.code == code
+    first, *others = done.out.split(b"\n")
+    assert first == b"no newline"
+    assert others == [] if code == 0 else others[0].startswith(b"cpulaunch: worker 0")
+
+
+@pytest.mark.parametrize(("options", "note"), [([], b"cpulaunch: report: r.json\n"), (["-q"], b"")])
+def test_a_note_after_a_success_begins_a_new_line(tmp_path, options, note):
+    program = "import sys; sys.stderr.write('no newline')"
+    (tmp_path / "program.py").write_text(program)
+    words = [sys.executable, "-m", "cpulaunch", "--report", "r.json", *options, "program.py"]
+    environ = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, timeout=240, check=True)
+    _, said, rest = done.stderr.partition(b"no newline")
+    assert said
+    assert rest[:1] == b"\n" * bool(note)
+    assert rest.endswith(note)
