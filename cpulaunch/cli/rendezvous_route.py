@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cpulaunch.records.endpoint import is_file_store
 from cpulaunch.records.errors import ProbeError
 from cpulaunch.records.record import replace
 from cpulaunch.records.request import LaunchRequest
@@ -26,7 +27,7 @@ def with_route(request: LaunchRequest, *, wait_for_dns: bool, notify: Callable[[
     from cpulaunch.system.routes import route_to
 
     endpoint, source = _rendezvous_address(request.settings)
-    if dict(request.settings.rdzv_conf).get("store_type") == "file":
+    if is_file_store(dict(request.settings.rdzv_conf)):
         return request
     try:
         wait_seconds = _dns_wait_seconds(request) if wait_for_dns else 0.0

@@ -6,6 +6,7 @@ from cpulaunch.records.errors import UsageError, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import TypeVar
 
     T = TypeVar("T")
@@ -38,6 +39,14 @@ def with_brackets(endpoint: str) -> str:
 def _is_bare_ipv6(text: str) -> bool:
     """Whether the text is an IPv6 address without brackets and port (a last group of five digits is a port)."""
     return text.count(":") > 1 and not text.startswith("[") and len(text.rpartition(":")[2]) < 5
+
+
+def is_file_store(conf: Mapping[str, str]) -> bool:
+    """Whether these settings of a c10d rendezvous make its endpoint the path of a file.
+
+    Source: torch elastic, c10d_rendezvous_backend, create_backend.
+    """
+    return conf.get("store_type", "").strip().lower() == "file"
 
 
 def is_loopback_name(host: str) -> bool:

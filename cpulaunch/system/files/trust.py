@@ -119,6 +119,20 @@ def insecure_part(path: str, *, users_group: bool = False) -> str | None:
     return None
 
 
+def changeable_part(path: str, *, share: tuple[int, int] | None = None) -> str | None:
+    """As `insecure_part`, of a path without links to a folder or file.
+
+    On the `share`, the device of a file system, another number of a user stands for this one. Where root has no number,
+    a folder of users who have none counts as root's. Raises: OSError.
+    """
+    for (where, status, trusted, mounter), closed in _folders(path):
+        is_roots = stat.S_ISDIR(status.st_mode) and is_unmapped(status.st_uid)
+        own = trusted or is_roots or (status.st_dev, status.st_uid) == share
+        if (reason := _writer((where, status, own, mounter), closed=closed)) is not None:
+            return f"{where} {reason}"
+    return None
+
+
 def _folders(path: str) -> Iterator[tuple[Part, bool]]:
     """The parts of a path without links, each with whether others cannot enter a folder above it."""
     closed = False

@@ -66,7 +66,10 @@ def run_agent(config: AgentConfig, folder: int, *, begin_end: Callable[[], None]
     `folder`: the run's directory.
     """
     from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous, compare_hosts, wait_for_endpoint
+    from cpulaunch.launch.hosts.agent.stores import check_servers_of_c10d, keep_stores_on_loopback, with_checked_file
+    from cpulaunch.records.record import replace
 
+    config = replace(config, job=with_checked_file(config.job))
     rendezvous = HostRendezvous(config.job)
     wait_for_endpoint(rendezvous, _notify)
     _import_torch(quiet="LOGLEVEL" not in os.environ)
@@ -75,8 +78,6 @@ def run_agent(config: AgentConfig, folder: int, *, begin_end: Callable[[], None]
     from cpulaunch.launch.hosts.agent.errors import translated_errors
     from cpulaunch.launch.hosts.agent.failures import job_report, read_any_error_file
     from cpulaunch.launch.hosts.agent.log_tail import open_outputs, show_regular_logs
-    from cpulaunch.launch.hosts.agent.stores import check_servers_of_c10d, keep_stores_on_loopback
-    from cpulaunch.records.record import replace
 
     if config.job.hosts[1] == 1:
         keep_stores_on_loopback()

@@ -20,7 +20,7 @@ from cpulaunch.launch.hosts.agent.reachability import (
     wait_until_reachable,
 )
 from cpulaunch.launch.hosts.agent.stores import of_no_stranger
-from cpulaunch.records.endpoint import split_endpoint
+from cpulaunch.records.endpoint import is_file_store, split_endpoint
 from cpulaunch.records.errors import CpulaunchError, LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan
 
@@ -63,7 +63,7 @@ class HostRendezvous:
     @property
     def skips_comparison(self) -> bool:
         """Whether there is no other host, or the backend is one that has no store to compare options in."""
-        return self.hosts[1] == 1 or self.backend not in PORTS or self.conf.get("store_type") == "file"
+        return self.hosts[1] == 1 or self.backend not in PORTS or is_file_store(self.conf)
 
     @property
     def join_seconds(self) -> float:

@@ -1,11 +1,22 @@
-"""Which servers the stores of torch's agent use, and where those that it serves listen."""
+"""Which servers and which file the stores of torch's agent use, and where those that it serves listen."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+from contextlib import suppress
 from functools import wraps
 
 from cpulaunch.launch.hosts.agent.reachability import own_addresses, reason_of, unreachable_error
+from cpulaunch.records.endpoint import is_file_store
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.record import replace
+from cpulaunch.system.files.folders import owner_of_new_files
+from cpulaunch.system.files.owners import is_ambiguous, is_unmapped
+from cpulaunch.system.files.paths import locate, may_be_strangers_name
+from cpulaunch.system.files.trust import changeable_part
+from cpulaunch.system.files.writing import create
 from cpulaunch.system.loopback_store import StrangerError, connected, on_loopback, trusted_users
 
 TYPE_CHECKING = False
@@ -13,6 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import timedelta
     from typing import Any
+
+    from cpulaunch.records.plan import JobPlan
+    from cpulaunch.system.files.paths import Place
+
+FILE_HINT = (
+    "name a new file in a folder that only you can write, or that is sticky (chmod +t), "
+    "or omit store_type=file, which uses TCP"
+)
 
 
 def keep_stores_on_loopback() -> None:
@@ -72,3 +91,67 @@ def stranger_error(endpoint: str, error: StrangerError) -> LaunchError:
         source=str(error),
         hint="choose another port, the same on every host: --rdzv-endpoint HOST:PORT",
     )
+
+
+def with_checked_file(job: JobPlan) -> JobPlan:
+    """The job with the path without links of its rendezvous file, if it has one, which no other user can change.
+
+    torch opens it anew, by its path, for everything that it reads or writes, follows any link, and runs code that the
+    file has. Effect: makes the file, if it is missing. Raises: LaunchError.
+    """
+    rendezvous = job.rendezvous
+    if rendezvous.backend != "c10d" or not is_file_store(dict(rendezvous.conf)) or not rendezvous.endpoint:
+        return job  # Without a path, torch makes a private file.
+    path = rendezvous.endpoint
+    try:
+        place = locate(path)
+        try:
+            resolved, reason = _checked_path(path, place)
+        finally:
+            os.close(place.folder)
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise LaunchError("cannot use the rendezvous file", value=path, source=reason, hint=FILE_HINT) from None
+    if reason is not None:
+        what = "other users can change the rendezvous file, from which torch runs code"
+        raise LaunchError(what, value=path, source=reason, hint=FILE_HINT)
+    return replace(job, rendezvous=replace(rendezvous, endpoint=resolved))
+
+
+def _checked_path(path: str, place: Place) -> tuple[str, str | None]:
+    """The path without links of the file in this place, and why other users can change it; None if they cannot.
+
+    Effect: makes it, if it is missing and they cannot exchange it. Raises: OSError.
+    """
+    resolved = os.path.realpath(path)
+    parent, name = os.path.split(resolved)
+    if place.is_proc or not os.path.samestat(os.stat(parent, follow_symlinks=False), os.fstat(place.folder)):
+        raise OSError(errno.ESTALE, "it is a link of /proc, or was exchanged meanwhile", path)
+    if (reason := _changeable_part(parent, place.folder)) is not None:
+        return resolved, reason
+    with suppress(FileExistsError):
+        os.close(create(name, folder=place.folder))
+    if (reason := _changeable_part(resolved, place.folder)) is not None:
+        return resolved, reason
+    status = os.stat(name, dir_fd=place.folder, follow_symlinks=False)  # From here on, others cannot exchange it.
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    is_linked = may_be_strangers_name(status, place.folder)
+    return resolved, "it has several names, in a folder where others can make names" if is_linked else None
+
+
+def _changeable_part(path: str, folder: int) -> str | None:
+    """What of a path others can change, and why; None if nothing. Effect: makes a file in the folder, and removes it.
+
+    On a share that maps users, as NFS does with root, the user to whom it gives files of this one counts as this one.
+    """
+    reason = changeable_part(path)
+    if reason is None:
+        return None
+    try:
+        user = owner_of_new_files(folder)
+    except OSError:
+        return reason
+    if user == os.geteuid() or is_unmapped(user) or is_ambiguous(user):
+        return reason
+    return changeable_part(path, share=(os.fstat(folder).st_dev, user))
