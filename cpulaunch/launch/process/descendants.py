@@ -36,8 +36,8 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
             _signal(pid, processes[pid], signal.SIGKILL)
 
 
-def signal_descendants(group: int, number: int, *, spared: frozenset[int]) -> None:
-    """Effect: sends this signal to the descendants of this process in the group, but not to those `spared`.
+def signal_descendants(groups: frozenset[int], number: int, *, spared: frozenset[int]) -> None:
+    """Effect: sends this signal to the descendants of this process in the groups, but not to those `spared`.
 
     None without /proc or pidfds.
     """
@@ -45,8 +45,8 @@ def signal_descendants(group: int, number: int, *, spared: frozenset[int]) -> No
         return
     processes = _processes()
     for pid in descendants(processes, frozenset()):
-        if pid != os.getpid() and pid not in spared and processes[pid].group == group:
-            _signal(pid, processes[pid], number, group=group)
+        if pid != os.getpid() and pid not in spared and processes[pid].group in groups:
+            _signal(pid, processes[pid], number, group=processes[pid].group)
 
 
 def descendants(processes: dict[int, Seen], spared: frozenset[int]) -> list[int]:

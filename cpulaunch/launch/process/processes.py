@@ -24,6 +24,7 @@ from cpulaunch.system.signals import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from typing import TypeAlias
 
 PAUSES, PAUSE_SECONDS = 50, 0.002
@@ -328,23 +329,24 @@ def signal_child(pid: int, number: int) -> None:
         signal_process(pid, number)
 
 
-def signal_worker(pid: int, number: int, *, adopts: bool, ended: bool = False) -> None:
-    """Effect: sends this signal to a worker and the members of the group that it started in.
+def signal_workers(pids: Sequence[int], number: int, *, adopts: bool, ended: Collection[int] = ()) -> None:
+    """Effect: sends this signal to workers and the members of the groups that they started in.
 
-    The worker itself may have left the group. Once it is reaped, its pid may name another process or group: where this
+    A worker itself may have left its group. Once it is reaped, its pid may name another process or group: where this
     process `adopts` orphans, only its own descendants in the group then get the signal; without /proc or pidfds, only
-    its children. `ended`: whether it is known to have ended, by which it is reaped where waitid(2) is missing.
+    its children. `ended`: those known to have ended, by which they are reaped where waitid(2) is missing.
     """
-    reaped = not is_child(pid) or (ended and not hasattr(os, "waitid"))
-    if not reaped and _group_of(pid) != pid:
-        signal_process(pid, number)
-    if reaped and adopts:
-        children = frozenset(child for child in own_children() if _group_of(child) == pid)
+    reaped = frozenset(pid for pid in pids if not is_child(pid) or (pid in ended and not hasattr(os, "waitid")))
+    for pid in pids:
+        if pid not in reaped and _group_of(pid) != pid:
+            signal_process(pid, number)
+        if pid not in reaped or not adopts:
+            signal_group(pid, number)
+    if reaped and adopts:  # All at once: others may have started so many processes that a look at them takes a second.
+        children = frozenset(child for child in own_children() if _group_of(child) in reaped)
         for child in children:
             signal_process(child, number)
-        signal_descendants(pid, number, spared=children)
-    else:
-        signal_group(pid, number)
+        signal_descendants(reaped, number, spared=children)
 
 
 def _group_of(pid: int) -> int | None:

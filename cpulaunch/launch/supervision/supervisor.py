@@ -24,7 +24,7 @@ from cpulaunch.launch.process.processes import (
     reap_measured,
     signal_child,
     signal_process,
-    signal_worker,
+    signal_workers,
 )
 from cpulaunch.launch.process.spawn import check_executed, spawn
 from cpulaunch.launch.supervision.state_machine import (
@@ -122,8 +122,7 @@ class Supervisor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
-        for worker in self.state.groups:
-            self._signal_worker(worker, SIGKILL)
+        self._signal_workers(self.state.groups, SIGKILL)
         ended = frozenset(pid for pid in self._killed if not signal_process(pid, 0))  # Others may have it now.
         if not kill_children(ended=ended, since=self.started_at) and self._notify is not None:
             self._notify(f"{SHARED_FOLDER} {MANY_NAMES}")
@@ -286,8 +285,7 @@ class Supervisor:
         self.state, actions = step(self.state, event, self._clock())
         for action in actions:
             if isinstance(action, SignalGroups):
-                for worker in filter(lambda worker: self._gets(worker, action.number), action.workers):
-                    self._signal_worker(worker, action.number)
+                self._signal_workers(action.workers, action.number)
             elif isinstance(action, SignalOrphans):
                 for pid in action.pids:
                     signal_child(pid, action.number)
@@ -312,9 +310,10 @@ class Supervisor:
     def _record_end(self, worker: int, status: int) -> None:
         self.statuses[worker], self.ended_at[worker] = status, self._wall_clock()
 
-    def _signal_worker(self, worker: int, number: int) -> None:
-        ended = worker in self.statuses
-        signal_worker(self.pids[worker], number, adopts=self._adopts_orphans, ended=ended)
+    def _signal_workers(self, workers: frozenset[int], number: int) -> None:
+        pids = [self.pids[worker] for worker in workers if self._gets(worker, number)]
+        ended = [self.pids[worker] for worker in workers & self.statuses.keys()]
+        signal_workers(pids, number, adopts=self._adopts_orphans, ended=ended)
 
     def _gets(self, worker: int, number: int) -> bool:
         """Whether to send the signal: SIGUSR1, which opens logs again, would end a program that does not expect it."""

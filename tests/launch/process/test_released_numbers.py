@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux onl
 FORKS = """
     import os, signal
     from cpulaunch.launch.process import descendants
-    from cpulaunch.launch.process.processes import signal_worker
+    from cpulaunch.launch.process.processes import signal_workers
     from cpulaunch.system.libc import adopt_orphans
     SIGNALS = {signal.SIGTERM, signal.SIGRTMIN}
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -51,7 +51,7 @@ LEAVES_A_MEMBER = """
     input()
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
-    signal_worker(worker, signal.SIGTERM, adopts=True)
+    signal_workers([worker], signal.SIGTERM, adopts=True)
     os.kill(outside, signal.SIGRTMIN)
     os.wait()
 """
@@ -76,7 +76,7 @@ CHILDREN = """
         os.setpgid(pid, group)
     os.kill(worker, signal.SIGKILL)
     os.waitpid(worker, 0)
-    signal_worker(worker, signal.SIGTERM, adopts=True)
+    signal_workers([worker], signal.SIGTERM, adopts=True)
     os.kill(outside, signal.SIGRTMIN)
     print_ends(member, outside)
 """
@@ -96,14 +96,48 @@ def test_children_in_a_reaped_workers_group_get_a_signal_whatever_the_system_lac
     assert done.stdout == ENDS
 
 
+MANY_WORKERS = """
+    adopt_orphans()
+    looks, processes = [], descendants._processes
+    descendants._processes = lambda: looks.append(1) or processes()
+    read, write = os.pipe()
+    workers = []
+    while len(workers) < 3 and 0 not in workers:
+        workers.append(os.fork())
+    if 0 in workers:
+        os.setpgid(0, 0)
+        if os.fork() == 0:
+            below = forked()
+            os.write(write, b"1")
+            print_ends(below)
+            os._exit(0)
+        signal.pause()
+    for _ in workers:
+        os.read(read, 1)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+    signal_workers(workers, signal.SIGTERM, adopts=True)
+    for _ in workers:
+        os.wait()
+    print(len(looks))
+"""
+
+
+def test_all_processes_of_the_host_are_looked_at_once_for_many_reaped_workers():
+    """Another user may have started thousands of them."""
+    done = subprocess.run(python(FORKS + MANY_WORKERS), text=True, stdout=subprocess.PIPE, timeout=60, check=True)
+    assert done.stdout == 3 * f"{signal.SIGTERM}\n" + "1\n"
+
+
 WITHOUT_WAITID = """
     import os, signal
-    from cpulaunch.launch.process.processes import signal_worker
+    from cpulaunch.launch.process.processes import signal_workers
     del os.waitid
     stranger = os.fork()
     if stranger == 0:
         signal.pause()
-    signal_worker(stranger, signal.SIGTERM, adopts=False, ended=True)
+    signal_workers([stranger], signal.SIGTERM, adopts=False, ended=[stranger])
     os.kill(stranger, signal.SIGKILL)
     print(-os.waitstatus_to_exitcode(os.wait()[1]))
 """
