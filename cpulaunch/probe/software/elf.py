@@ -62,10 +62,10 @@ def exports(root: Root, name: str, symbol: str) -> bool:
 
 
 def needed_from(root: Root, name: str) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Where the loader looks for what a library needs, and the paths of what it loads without a search, as written.
+    """Where the loader looks for what a library needs, and the names of what it needs, as written.
 
-    These are the entries of DT_RPATH and DT_RUNPATH; and names with a slash in DT_NEEDED, DT_AUXILIARY and DT_FILTER.
-    None if they cannot be read, as of what is no 64-bit little-endian shared library.
+    These are the entries of DT_RPATH and DT_RUNPATH, and of DT_NEEDED, DT_AUXILIARY and DT_FILTER. None if they cannot
+    be read, as of what is no 64-bit little-endian shared library.
     """
     return _read(root, name, _needed_from, default=None)
 
@@ -93,8 +93,7 @@ def _needed_from(file: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return [os.fsdecode(text) for text in found if text]
 
     folders = tuple(entry for text in texts(DT_RPATH, DT_RUNPATH, size=TABLE_BYTES) for entry in text.split(":"))
-    names = texts(DT_NEEDED, DT_AUXILIARY, DT_FILTER, size=NAME_BYTES)
-    return folders, tuple(name for name in names if "/" in name)
+    return folders, tuple(texts(DT_NEEDED, DT_AUXILIARY, DT_FILTER, size=NAME_BYTES))
 
 
 def _tables(file: int) -> tuple[list[tuple[int, int, int, int]], list[tuple[int, int]]]:

@@ -12,7 +12,7 @@ from cpulaunch.system.root import Root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 @record(kw_only=False)
@@ -35,6 +35,13 @@ FAMILIES = (
 STEMS = {stem: (family, rank) for family in FAMILIES for rank, stem in enumerate(family.stems)}
 NAMES = tuple(f"{stem}.so" for stem in STEMS)
 TRIPLETS = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu", "ppc64le": "powerpc64le-linux-gnu"}
+
+BY_PATH = "needed by its path"
+HWCAPS = "glibc-hwcaps"
+"""The loader looks into the folders in it before the one that it is in. Source: glibc 2.33, elf/dl-hwcaps.c."""
+OLDER_HWCAPS = ("tls", "haswell", "xeon_phi", "avx512_1", "x86_64", "atomics", "aarch64", "power8", "power9", "power10")
+OLDER_DEPTH = 4
+"""Folders, as tls/haswell/avx512_1/x86_64, into which it looked too. Source: glibc 2.36, elf/dl-hwcaps.c, ld.so(8)."""
 
 
 def read_libraries(root: Root, arch: str, *, prefix: str | None, environ: Mapping[str, str]) -> tuple[Library, ...]:
@@ -87,20 +94,54 @@ def _changeable_part(path: str) -> str | None:
 
 
 def _untrusted_need(path: str) -> str | None:
-    """What others may change of the files that a library names by their paths, or where the loader looks for others."""
-    from cpulaunch.system.files.trust import untrusted_folder, untrusted_part
+    """What others may change of the files that a library needs, by a path or in its RUNPATH, or where these may be."""
+    from cpulaunch.system.files.trust import untrusted_part
 
     if (needed := needed_from(Root(), path)) is None:
         return "its RUNPATH cannot be read"
-    folders, files = needed
-    checks = [(each, "in its RUNPATH", untrusted_folder) for each in folders]
-    for entry, where, check in [*checks, *((each, "needed by its path", untrusted_part) for each in files)]:
+    folders, needs = needed
+    by_path = [each for each in needs if "/" in each or "$" in each]
+    names = [each for each in needs if each not in by_path]
+    for entry, where in (*((each, "in its RUNPATH") for each in folders), *((each, BY_PATH) for each in by_path)):
         place = entry.replace("${ORIGIN}", "$ORIGIN").replace("$ORIGIN", os.path.dirname(path))
         if not place.startswith("/") or "$" in place:
             return f"{entry or 'the current folder'} is {where}"
-        if (reason := check(place)) is not None:
+        reason = untrusted_part(place) if where == BY_PATH else _untrusted_search(place, names)
+        if reason is not None:
             return f"{reason} ({where})"
     return None
+
+
+def _untrusted_search(folder: str, names: Sequence[str]) -> str | None:
+    """What others may change of what the loader finds by these names in a folder of a RUNPATH, and why; None: nothing.
+
+    A name that is missing does not matter, as others can put nothing there.
+    """
+    from cpulaunch.system.files.trust import untrusted_folder, untrusted_part
+
+    for searched in _searched(folder, OLDER_HWCAPS):
+        if (reason := untrusted_folder(searched)) is not None:
+            return reason
+        for path in (f"{searched}/{name}" for name in names):
+            if os.path.lexists(path) and (reason := untrusted_part(path)) is not None:
+                return reason
+    return None
+
+
+def _searched(folder: str, older: Sequence[str]) -> Iterator[str]:
+    """A folder, and those in it in which the loader looks too. Each is yielded before what is in it is looked at."""
+    yield folder
+    if os.path.lexists(path := f"{folder}/{HWCAPS}"):
+        yield path
+        try:
+            found = sorted(os.listdir(path))
+        except OSError:
+            found = []
+        yield from (f"{path}/{name}" for name in found)
+    if len(OLDER_HWCAPS) - len(older) < OLDER_DEPTH:
+        for name in older:
+            if os.path.lexists(path := f"{folder}/{name}"):
+                yield from _searched(path, [each for each in older if each != name])
 
 
 def _environment_folders(prefix: str | None, environ: Mapping[str, str]) -> Iterator[str]:

@@ -252,6 +252,45 @@ def test_a_library_that_needs_another_by_a_path_that_others_can_take_is_untruste
     assert untrusted == (reason.format(private=private) if reason else None)
 
 
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("lib/libneeded.so", "lib/libneeded.so"),
+        ("lib/glibc-hwcaps/x86-64-v3/libneeded.so", "lib/glibc-hwcaps/x86-64-v3/libneeded.so"),
+        ("lib/glibc-hwcaps/x86-64-v3/libother.so", None),
+        ("lib/glibc-hwcaps/x86-64-v3", "lib/glibc-hwcaps/x86-64-v3"),
+        ("lib/glibc-hwcaps", "lib/glibc-hwcaps"),
+        ("lib/tls/haswell/avx512_1/x86_64", "lib/tls/haswell/avx512_1/x86_64"),
+        ("lib/haswell/libneeded.so", "lib/haswell/libneeded.so"),
+        ("lib/other/libneeded.so", None),
+        ("lib/haswell/tls/x86_64/avx512_1/xeon_phi", None),
+    ],
+)
+def test_a_library_that_finds_in_its_run_path_what_others_may_change_is_untrusted(
+    private: Path, place: str, reason: str | None
+) -> None:
+    """As `tar -x` by root leaves the owner of a file or folder."""
+    if (compiler := shutil.which("cc")) is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
+        pytest.skip("no C compiler that makes 64-bit ELF files")
+    empty = ("-shared", "-nostdlib", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none")
+    (private / "built").mkdir()
+    (private / "lib").mkdir()
+    needed = ("-Wl,-soname,libneeded.so", "-o", str(private / "built/libneeded.so"))
+    subprocess.run([compiler, *empty, *needed], check=True)
+    file = private / "lib/libjemalloc.so.2"
+    rpath = ("-Wl,-rpath,$ORIGIN", "-o", str(file))
+    subprocess.run([compiler, *empty, str(private / "built/libneeded.so"), *rpath], check=True)
+    changeable = private / place
+    changeable.mkdir(parents=True)
+    if changeable.suffix:
+        changeable.rmdir()
+        changeable.write_bytes(b"")
+    changeable.chmod(0o777)
+    libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ={"LD_LIBRARY_PATH": str(file.parent)})
+    [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
+    assert untrusted == (f"{private}/{reason} may be written by everyone (in its RUNPATH)" if reason else None)
+
+
 @needs_root
 def test_what_others_can_change_is_not_read(private: Path) -> None:
     """A link of another user may lead to a file whose reading has effects: the kernel's log is gone then."""
