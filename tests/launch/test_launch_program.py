@@ -1,8 +1,11 @@
 """A program that can never start is an error before any worker starts, with the exit code of a shell."""
 
+import itertools
 import os
 import re
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +61,19 @@ def test_a_missing_script_is_compared_with_no_more_files_than_a_person_has(tmp_p
         (tmp_path / f"infer{number}.py").touch()
     with pytest.raises(NotFoundError, match=f"hint: searched in {re.escape(str(tmp_path))}; use -m for a module"):
         check_program(script(tmp_path / "infre1.py"), {})
+
+
+def test_of_a_folder_with_any_number_of_files_no_more_names_are_read_than_are_compared(tmp_path, monkeypatch):
+    numbers = itertools.count()
+
+    @contextmanager
+    def endless(path):
+        yield (SimpleNamespace(name=f"infer{number}.py") for number in numbers)
+
+    monkeypatch.setattr(os, "scandir", endless)
+    with pytest.raises(NotFoundError, match="searched in"):
+        check_program(script(tmp_path / "infre1.py"), {})
+    assert next(numbers) == MAX_NAMES + 1
 
 
 def test_a_missing_script_without_a_similar_name_names_the_directory(tmp_path):

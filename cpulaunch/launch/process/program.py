@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from itertools import islice
 
 from cpulaunch.records.errors import CpulaunchError, NotExecutableError, NotFoundError, UsageError
 from cpulaunch.records.request import Program
@@ -98,7 +99,8 @@ def _similar_file(path: str) -> str | None:
         return f"did you mean {printable(path)}.py?"
     directory, name = os.path.split(path)
     try:
-        names = sorted(os.listdir(directory or "."))
+        with os.scandir(directory or ".") as entries:
+            names = sorted(entry.name for entry in islice(entries, MAX_NAMES + 1))
     except OSError:
         return None
     if len(names) > MAX_NAMES:
