@@ -197,7 +197,7 @@ def _prepare(call: Call, eager: Any, weights: Weights, precision: Precision, tri
     except RuntimeError as error:
         if not traced.asserted:
             raise
-        raise RefusedError(f"it asserts something that is no result of its graph: {text_of(error)}") from None
+        raise RefusedError(f"its graph with assertions cannot be traced: {text_of(error)}") from None
     if (mode[0].low or enters_autocast(traced.graph)) and RECURRENT.search(frozen.graph.text):
         raise RefusedError("autocast converts tensors inside its recurrent layers, which a trace does not show")
     left_out = frozen.safeguards.left_out

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ def hide_from_dynamo(function: Any) -> None:
 
 LIBRARIES = ("torch", "transformers", "cpulaunch")
 """Packages that ask whether torch compiles, or for variables, for the sake of checks, warnings and debugging only."""
+
+PURE = ("einops",)
+"""Packages whose functions that Dynamo is not to look into (`allow_in_graph`) depend on their arguments alone."""
 
 COMPILING = ("is_compiling", "is_dynamo_compiling", "is_exporting")
 """Functions that Dynamo takes for True, as which a program may leave out what its eager calls do."""
@@ -89,7 +92,7 @@ def _is_asked_by_library(tx: Any) -> bool:
     """Whether code of a library makes the call that Dynamo is at, itself or by a function that only passes it on."""
     while tx.f_code.co_name.startswith("is_") and getattr(tx, "parent", None) is not None:
         tx = tx.parent
-    return str(tx.f_globals.get("__name__")).partition(".")[0] in LIBRARIES
+    return _package(tx.f_globals.get("__name__")) in LIBRARIES
 
 
 def reads_environment() -> bool:
@@ -122,6 +125,8 @@ def lost_effect(graph: torch.fx.GraphModule) -> str:
             return "an assertion about the values of a tensor"
         if node.target is getattr and node.args[1] == "_base":
             return "whether a tensor is a view"
+        if _is_closed(node.target):
+            return "what a function depends on that Dynamo is not to look into"
         if any(_is_for_its_effect(schema, is_used=bool(node.users)) for schema in _schemas(node.target)):
             return f"the operator {node.target}, of which nothing is used"
     return ""
@@ -179,6 +184,20 @@ def enters_autocast(graph: torch.fx.GraphModule) -> bool:
     nodes = [node for part in parts for node in part.graph.nodes if node.op == "call_function"]
     entered = [node.args for node in nodes if getattr(node.target, "__name__", "") == "_enter_autocast"]
     return any(device == "cpu" and enabled for device, _, enabled, *_ in entered)
+
+
+def _is_closed(target: object) -> bool:
+    """Whether a node calls a function of the program's whose body is no part of the graph.
+
+    So are those marked as `allow_in_graph`, and as `nonstrict_trace`, which a function of torch's applies.
+    """
+    if getattr(target, "__name__", "").startswith("flat_apply"):
+        return True
+    return isinstance(target, FunctionType) and _package(target.__module__) not in (*LIBRARIES, *PURE)
+
+
+def _package(module: str | None) -> str:
+    return str(module).partition(".")[0]
 
 
 def _is_for_its_effect(schema: Any, *, is_used: bool) -> bool:

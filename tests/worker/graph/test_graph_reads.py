@@ -132,6 +132,30 @@ class BranchingForNan(Net):
         return result
 
 
+@torch.compiler.allow_in_graph
+def limited(value: Tensor) -> Tensor:
+    torch._assert_async((value.abs() < 100).all())
+    return value * 1
+
+
+@getattr(torch._dynamo, "nonstrict_trace", torch.compiler.allow_in_graph)  # Not in torch 2.5.
+def limited_too(value: Tensor) -> Tensor:
+    torch._assert_async((value.abs() < 100).all())
+    return value * 1
+
+
+class AssertingInside(Net):
+    """In a function that Dynamo does not look into."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(limited(value))
+
+
+class AssertingInsideToo(Net):
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(limited_too(value))
+
+
 class NotCompiling(Net):
     def look(self, value: Tensor) -> None:
         if not torch.compiler.is_compiling() and value.abs().max() > 100:
@@ -150,7 +174,7 @@ READING = [AssertingNumber, AssertingReal, Inverting]
 
 @pytest.mark.parametrize(
     "kind",
-    [*CHECKED_BY_GRAPHS, *READING, AssertingInCheckpoint, NotCompiling],
+    [*CHECKED_BY_GRAPHS, *READING, AssertingInside, AssertingInsideToo, AssertingInCheckpoint, NotCompiling],
     ids=lambda kind: kind.__name__,
 )
 def test_what_a_call_checks_is_checked_at_each_call(plugin: Plugin, kind: type[Net]) -> None:
