@@ -26,7 +26,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     Effect: runs the command; an error is at most two lines on stderr, with --json one; all output is flushed.
     """
     if sys.stderr is None:  # The descriptor is closed: print(file=None) would write warnings to stdout.
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        sys.stderr = open(os.devnull, "w", opener=_open_null)  # noqa: SIM115
     try:
         code = _exit_code(arguments)
         if sys.stdout is not None:  # None if the descriptor is closed.
@@ -35,6 +35,11 @@ def run_command_line(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code
+
+
+def _open_null(path: str, flags: int) -> int:
+    """A descriptor of the null device, for reading too: it gets the number of stdin if that is closed as well."""
+    return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 def _exit_code(arguments: Sequence[str]) -> int:

@@ -38,6 +38,10 @@ def launch(
     """
     if not hasattr(os, "fork"):
         raise LaunchError("cannot start workers", value=sys.platform, hint="run cpulaunch on Linux, macOS or in WSL")
+    if not plan.replaces_launcher:
+        from cpulaunch.launch.process.descriptors import open_standard_descriptors
+
+        open_standard_descriptors()  # What this process opens and keeps from here on has higher numbers.
     if plan.job is not None and plan.job.engine != "scheduler":
         return _launch_job(plan, environ, memory_events=memory_events, notify=notify, on_started=on_started)
     specs = prepare_exec_specs(plan, environ, notify=notify)

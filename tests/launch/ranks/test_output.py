@@ -66,6 +66,17 @@ def test_nothing_is_left_without_logs(launch):
     assert not list((launch.folder / "tmp").iterdir())
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_a_rank_with_logs_runs_where_standard_descriptors_are_closed(launch, closed):
+    """The folder of the logs, which the launcher keeps open, has none of their numbers."""
+    launch.write("print('read:', repr(sys.stdin.read()))")
+    command = [sys.executable, "-m", "cpulaunch", "--nproc-per-node", "1", "--log-dir", "logs", "job.py"]
+    shell = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    subprocess.run(shell, cwd=launch.folder, stdin=subprocess.DEVNULL, check=True)
+    (log,) = (launch.folder / "logs").glob("*/attempt_0/0/stdout.log")
+    assert log.read_text() == "read: ''\n"
+
+
 def test_some_ranks_are_shown(launch):
     job = launch.run("--nproc-per-node", "3", "--cpus", "0", "--show", "0,2", "seen.py")
     assert job.out == ["out of 0, attempt 0", "out of 2, attempt 0"]
