@@ -1,4 +1,4 @@
-"""Killing descendants that are not children: those of a child that cannot end.
+"""Killing descendants that are not children: those of a child that cannot end, or of a launch that a worker started.
 
 A process may hold the one that it traces at its end (PTRACE_O_TRACEEXIT), SIGKILL or not: its children then stay its
 own, the tracer perhaps among them.
@@ -7,10 +7,20 @@ own, the tracer perhaps among them.
 from __future__ import annotations
 
 import os
+import select
+import time
+from itertools import islice
 
+from cpulaunch.launch.process.run_directory import is_run_directory
 from cpulaunch.records.record import record
 from cpulaunch.system.process_state import GROUP, PARENT, START, process_ids, stat_fields
 from cpulaunch.system.signals import signal
+
+LAUNCH_SECONDS = 1.0
+"""How long the launches below this one may take to remove their files. No signal is read meanwhile."""
+
+MOST_DESCRIPTORS = 1 << 10
+"""Of a process, to look through: a worker may have a million."""
 
 
 @record(kw_only=False)
@@ -34,6 +44,66 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
     for pid in descendants(processes, spared):
         if pid not in (kept, os.getpid()):
             _signal(pid, processes[pid], signal.SIGKILL)
+
+
+def end_launches() -> None:
+    """Effect: the launches of cpulaunch below this process have ended, with their files; or LAUNCH_SECONDS are over.
+
+    For when everything is to be killed: all at once, as with a cgroup, they could remove nothing. If there are any,
+    every descendant is killed but those that do so: the process that has the run's directory open, which then ends at
+    once, and its parent, the inner guard. None where there is no /proc or no pidfd.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return
+    deadline = time.monotonic() + LAUNCH_SECONDS
+    processes = _processes()
+    below = descendants(processes, frozenset())
+    holders = [pid for pid in below if time.monotonic() < deadline and _has_run_directory(pid)]
+    if not holders:
+        return
+    kept = frozenset(holders) | {processes[pid].parent for pid in holders}
+    for pid in below:
+        if pid not in kept and pid != os.getpid():
+            _signal(pid, processes[pid], signal.SIGKILL)
+    _await([pid for pid in below if pid in kept], deadline)
+
+
+def _has_run_directory(pid: int) -> bool:
+    """Whether a process has the directory of a run open. Its command line is not read, as that may never be answered.
+
+    Source: proc(5), /proc/PID/cmdline, which is in the memory of the process: its pages may be those of a dead server.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        with os.scandir(folder) as entries:
+            return any(_is_run_directory(f"{folder}/{entry.name}") for entry in islice(entries, MOST_DESCRIPTORS))
+    except OSError:
+        return False
+
+
+def _is_run_directory(link: str) -> bool:
+    try:
+        return is_run_directory(os.readlink(link))
+    except OSError:
+        return False
+
+
+def _await(pids: list[int], deadline: float) -> None:
+    """Effect: waits until these processes have ended, or the deadline (monotonic seconds) has passed."""
+    ends, pidfds = select.poll(), set[int]()
+    for pid in pids:
+        try:
+            pidfds.add(fd := os.pidfd_open(pid))
+        except OSError:
+            continue
+        ends.register(fd, select.POLLIN)
+    while pidfds and (left := deadline - time.monotonic()) > 0:
+        for fd, _ in ends.poll(1000 * left):
+            ends.unregister(fd)
+            os.close(fd)
+            pidfds.remove(fd)
+    for fd in pidfds:
+        os.close(fd)
 
 
 def signal_descendants(groups: frozenset[int], number: int, *, spared: frozenset[int]) -> None:

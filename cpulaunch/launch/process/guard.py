@@ -16,7 +16,7 @@ import os
 import time
 
 from cpulaunch.launch.process.child_watch import ChildWatch, await_ends
-from cpulaunch.launch.process.descendants import kill_descendants
+from cpulaunch.launch.process.descendants import end_launches, kill_descendants
 from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
 from cpulaunch.launch.process.processes import (
     continue_guards,
@@ -194,6 +194,8 @@ def _guard(child: int, above: Guards, remains: Remains, notify: Notify) -> NoRet
     """
     try:
         code = _wait_for(child, above[-1].pid, remains)
+        if code < 0:
+            end_launches()
         if code < 0 and remains.has_launches:
             await_ends(ORPHAN_SECONDS, frozenset())
     finally:

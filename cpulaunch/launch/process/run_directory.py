@@ -40,6 +40,9 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm", ".")
 Source: Python's tempfile, whose import takes as long as planning.
 """
 
+PREFIX, RANDOM_DIGITS = "cpulaunch-", 12
+"""Of the name of a run's directory."""
+
 PROBE_BYTES = 1 << 16
 """A folder into which these do not fit is full."""
 
@@ -93,10 +96,10 @@ def choose_private_path(environ: Mapping[str, str]) -> str:
     for parents in (_safe_parents, _open_parents):
         for is_usable in (_keeps_owner, _takes_files):
             if (parent := next(filter(is_usable, parents(environ)), None)) is not None:
-                return _unique_path(parent, "cpulaunch-")
+                return _unique_path(parent, PREFIX)
         if any(map(_may_write, _parents(environ))):
             break
-    return _unique_path(environ.get("TMPDIR") or TEMPORARY[0], "cpulaunch-")
+    return _unique_path(environ.get("TMPDIR") or TEMPORARY[0], PREFIX)
 
 
 def _safe_parents(environ: Mapping[str, str]) -> Iterator[str]:
@@ -291,6 +294,12 @@ def arrival_path(directory: str, worker: int) -> str:
 def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpec, ...]:
     """The specs, each with the variable that names the worker's event file in this run directory."""
     return tuple(with_variables(spec, {EVENTS_VARIABLE: events_path(directory, spec.worker)}) for spec in specs)
+
+
+def is_run_directory(path: str) -> bool:
+    """Whether a path has the name of a run's directory, as `choose_private_path` gives it."""
+    name = os.path.basename(path)
+    return name.startswith(PREFIX) and len(name) == len(PREFIX) + RANDOM_DIGITS
 
 
 def in_run_directory(path: str) -> tuple[str, int | None]:

@@ -10,7 +10,7 @@ from cpulaunch.launch.output.pump import NEVER, Pump
 from cpulaunch.launch.output.routing import OutputRouting, reopen_logs
 from cpulaunch.launch.output.sink import SinkError
 from cpulaunch.launch.process.child_watch import ExitQueue, child_wakeup_pipe, drain, wake
-from cpulaunch.launch.process.descendants import kill_descendants
+from cpulaunch.launch.process.descendants import end_launches, kill_descendants
 from cpulaunch.launch.process.descriptors import StdioFds
 from cpulaunch.launch.process.exec_spec import ExecSpec
 from cpulaunch.launch.process.processes import (
@@ -232,10 +232,9 @@ class Supervisor:
     def _poll_milliseconds(self) -> float:
         """How long to wait for an event."""
         watch_deadline = None if self._watch is None else self._watch.deadline
-        own_deadlines = (self.state.next_deadline, self._exits.deadline, self._notice_at)
         output_deadline = self._output_deadline if self._all_ended else NEVER
-        all_deadlines = (*own_deadlines, self._pump.deadline, output_deadline, watch_deadline)
-        deadline = min(at for at in all_deadlines if at is not None)
+        others = (self.state.next_deadline, self._exits.deadline, self._notice_at, self._pump.deadline)
+        deadline = min(at for at in (*others, output_deadline, watch_deadline) if at is not None)
         return min(max(0.0, deadline - self._clock()) * 1000 + 1, MAX_POLL_MILLISECONDS)
 
     def _read_control(self) -> None:
@@ -293,8 +292,10 @@ class Supervisor:
                 kill_descendants()
                 if was_killing:  # Else the kernel may end them with the cgroup.
                     self._leave_refused()
-        if self._cgroup is not None and self.state.killing and not was_killing:
-            self._cgroup.kill_others()
+        if self.state.killing and not was_killing:
+            end_launches()
+            if self._cgroup is not None:
+                self._cgroup.kill_others()
 
     def _leave_refused(self) -> None:
         """Effect: a worker that may not be signalled, as it runs as another user, counts as killed and is left."""

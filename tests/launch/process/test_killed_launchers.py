@@ -220,6 +220,59 @@ def test_ctrl_c_again_ends_a_comparison_at_once(tmp_path, prefix):
     assert not os.listdir(tmp_path / "tmp")
 
 
+DEAF = """
+import os, signal, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: open(f"asked-{os.getpid()}", "w").close())
+open(f"pid-{os.getpid()}", "w").close()
+while True:
+    time.sleep(600)
+"""
+PATIENT = """
+import sys
+from cpulaunch.launch.process import descendants, guard
+descendants.LAUNCH_SECONDS = guard.ORPHAN_SECONDS = guard.ABANDONED_SECONDS = 100.0  # On any machine, however busy.
+sys.argv[0] = "cpulaunch"
+from cpulaunch.__main__ import main
+main()
+"""
+NESTED = ("cpulaunch", "--instances", "2", "--oversubscribe", "--report", "report.json", "program.py")
+BELOW = {
+    "a launch": NESTED,
+    "a script's launch": ("sh", "-c", f"{' '.join(NESTED)}; exit 3"),
+    "ranks": ("cpulaunch", "--nproc-per-node", "2", "--oversubscribe", "program.py"),
+}
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("end", ["Ctrl-C twice", "guard", "inner", "supervisor"])
+def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_started(tmp_path, prefix, below, end):
+    """The lower launch removes its files itself, before all of its processes are killed."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "program.py").write_text(DEAF)
+    (tmp_path / "cpulaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m cpulaunch "$@"\n')
+    (tmp_path / "cpulaunch").chmod(0o755)
+    upper = [*prefix, sys.executable, "-c", PATIENT, "--instances", "1", "--log-dir", "logs", "--no-python"]
+    environ = {
+        **os.environ,
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
+    with subprocess.Popen([*upper, *BELOW[below]], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as process:
+        pids = eventually(lambda: _pids(tmp_path), "two instances")
+        assert len(os.listdir(tmp_path / "tmp")) == 1
+        if end == "Ctrl-C twice":
+            process.send_signal(signal.SIGINT)
+            eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "Ctrl-C at both instances")
+            process.send_signal(signal.SIGINT)
+        else:
+            os.kill(chain(process.pid)[end], signal.SIGKILL)
+        process.wait()
+    eventually(lambda: not any(map(alive, pids)), "the end of the instances")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of their files")
+
+
 def _pids(folder):
     pids = [int(path.name[4:]) for path in folder.glob("pid-*")]
     return pids if len(pids) == 2 else None
