@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from contextlib import contextmanager
 
+from cpulaunch.launch.process.descriptors import fd_shortage_error
 from cpulaunch.launch.process.guard import fork_supervisor
 from cpulaunch.launch.process.run_directory import choose_private_path, make_private_path, remove_run_directory
 from cpulaunch.measure.child_process import ChildSetup
@@ -25,8 +26,17 @@ def measuring_process(notify: Notify, environ: Mapping[str, str]) -> Iterator[La
     """What launches share in this context, whose folder does not exist afterwards.
 
     Effect: this process forks, and goes on in its grandchild, as for a launch. The cgroup does not exist afterwards
-    either if the guard has ended, as the inner one may have. Raises: LaunchError.
+    either if the guard has ended, as the inner one may have. Raises: LaunchError, also where descriptors run out in it.
     """
+    try:
+        with _guarded_process(notify, environ) as setup:
+            yield setup
+    except OSError as error:
+        raise fd_shortage_error(error) from None
+
+
+@contextmanager
+def _guarded_process(notify: Notify, environ: Mapping[str, str]) -> Iterator[LaunchSetup]:
     folder = choose_private_path(environ)
     link = fork_supervisor(notify, workers=1, grace_seconds=GRACE_SECONDS, directory=folder)
     try:

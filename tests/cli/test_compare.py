@@ -14,7 +14,7 @@ from cpulaunch.cli.measuring.compare_arguments import asks_for_json, parse_compa
 from cpulaunch.measure.samples import MetricChoice
 from cpulaunch.records.errors import UsageError
 from tests import json_output
-from tests.launch.launching import alive, eventually
+from tests.launch.launching import alive, eventually, inheriting
 
 FIXED = """
     import os, cpulaunch
@@ -262,6 +262,19 @@ def test_a_signal_ends_it_and_what_it_launched(tmp_path, number):
     assert process.returncode == 130
     assert b"no verdict: cpulaunch was " in out
     assert b"ended by a signal" in out
+
+
+@pytest.mark.parametrize("descriptors", [50, 53, 55, 57])
+def test_descriptors_that_run_out_are_no_failure_of_a_side(tmp_path, descriptors):
+    (tmp_path / "program.py").write_text("")
+    (tmp_path / "tmp").mkdir()
+    prefix = inheriting(descriptors, "-n 64")
+    command = [*prefix, sys.executable, "-m", "cpulaunch", "compare", "--rounds", "1", "--wall-time", "program.py"]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (125, "hint: ulimit -n 4096")
+    assert "Traceback" not in done.stderr
+    assert not os.listdir(tmp_path / "tmp")
 
 
 def _running(folder: Path) -> list[int]:

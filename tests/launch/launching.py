@@ -124,3 +124,17 @@ class Outcome:
 def refusing(*calls, code):
     """A command line under which the kernel refuses these system calls with this errno."""
     return [sys.executable, str(HERE / "refusing.py"), ",".join(calls), str(code)]
+
+
+INHERITING = """
+import os, sys
+for _ in range(int(sys.argv[1])):
+    os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def inheriting(descriptors, limit):
+    """A command line for a launch that inherits so many more descriptors, under a limit on open files."""
+    command = f'ulimit {limit}; exec "$@"'
+    return ["/bin/bash", "-c", command, "bash", sys.executable, "-c", INHERITING, str(descriptors)]

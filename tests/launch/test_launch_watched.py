@@ -10,7 +10,7 @@ import pytest
 from cpulaunch.launch.process.run_directory import make_private_path
 from cpulaunch.records.errors import LaunchError
 from tests import json_output
-from tests.launch.launching import alive, eventually, python, shell, sleeps
+from tests.launch.launching import alive, eventually, inheriting, python, shell, sleeps
 
 
 @pytest.fixture
@@ -138,6 +138,20 @@ def test_descriptors_that_run_out_leave_no_directory(watched, launcher):
     assert outcome.code == 125
     assert outcome.error.splitlines()[-1] == "hint: ulimit -n 4096"
     assert "Traceback" not in outcome.error
+
+
+@pytest.mark.parametrize("descriptors", range(46, 59))
+def test_a_launch_leaves_no_directory_wherever_descriptors_run_out(watched, runs, descriptors):
+    """The guards hold some in reserve, as the supervisor may have none left when it is to remove the directory."""
+    outcome = watched.run(["/bin/true"], prefix=inheriting(descriptors, "-n 64"))
+    assert outcome.code == 125
+    assert outcome.error.splitlines()[-1] == "hint: ulimit -n 4096"
+    assert not list(runs.iterdir())
+
+
+def test_the_limit_on_open_files_is_raised_by_what_is_inherited(watched):
+    outcome = watched.run(["/bin/sh", "-c", "ulimit -Sn"], prefix=inheriting(50, "-Sn 64"))
+    assert (outcome.code, outcome.out) == (0, b"64\n"), outcome.error
 
 
 def test_a_start_that_fails_leaves_no_directory(watched, launcher):

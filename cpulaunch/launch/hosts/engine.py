@@ -6,7 +6,6 @@ worker (so that nothing outlives this launch), and reads the agent's report.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -16,6 +15,7 @@ from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankP
 from cpulaunch.launch.hosts.output import JobOutput, open_job_output
 from cpulaunch.launch.hosts.result import job_result, observed_ranks, read_report
 from cpulaunch.launch.process.bind import UNBOUND, Notify
+from cpulaunch.launch.process.descriptors import fd_shortage_error, is_fd_shortage
 from cpulaunch.launch.process.exec_spec import NOT_INHERITED, ExecSpec, prepare_exec_specs
 from cpulaunch.launch.process.processes import signal_process
 from cpulaunch.launch.process.program import child_environ, find_executable
@@ -188,7 +188,6 @@ def _supervised(
     run: _HostRun, *, memory_events: str | None, notify: Notify, on_started: Callable[[], None] | None
 ) -> tuple[LaunchResult, JobOutput]:
     """How the agent ended, and the output of the ranks, in a process of its own."""
-    from cpulaunch.launch.process.descriptors import fd_shortage_error
     from cpulaunch.launch.process.guard import fork_supervisor
 
     try:
@@ -268,7 +267,7 @@ def _prepare_files(run: _HostRun, *, stdin: int) -> JobOutput:
         output = open_job_output(run.directory, ranks, shown=_shown(run.plan), stdin=stdin)
         _write_messages(run, output)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if is_fd_shortage(error):
             raise
         raise LaunchError(
             "cannot write the files of this run",

@@ -6,7 +6,7 @@ import os
 
 from cpulaunch.launch.output.sink import Sink, SinkError
 from cpulaunch.launch.output.streams import OutputRoute, Stream
-from cpulaunch.launch.process.descriptors import STDERR, STDIN, STDOUT, StdioFds
+from cpulaunch.launch.process.descriptors import STDERR, STDIN, STDOUT, StdioFds, stdio_error
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.plan import LaunchPlan
 from cpulaunch.records.record import record
@@ -90,10 +90,7 @@ def open_output_routing(plan: LaunchPlan) -> OutputRouting:
     try:
         return _open_routing(plan, logs)
     except OSError as error:
-        source = error.strerror
-        raise LaunchError(
-            "cannot open pipes for the workers", value=len(logs), source=source, hint="ulimit -n 4096"
-        ) from None
+        raise stdio_error(error, of="workers", count=len(logs)) from None
 
 
 def _open_routing(plan: LaunchPlan, logs: Sequence[Sink | None]) -> OutputRouting:

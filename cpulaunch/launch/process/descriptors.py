@@ -14,7 +14,14 @@ PER_WORKER = 8
 """At most: two pipes with two ends, a log, and an error pipe with two ends or a read end and a pidfd."""
 
 SPARE = 32
-"""For this Python, what it inherited, and what a run with a start barrier holds open."""
+"""For this Python, and what a run with a start barrier holds open."""
+
+RESERVED = 8
+"""What the removal of a run's directory has open at once."""
+
+MORE_DESCRIPTORS = "ulimit -n 4096"
+
+_reserved: list[int] = []
 
 
 @record
@@ -48,22 +55,35 @@ def open_standard_descriptors() -> None:
 def raise_fd_limit(workers: int) -> DescriptorLimit | None:
     """The limit on open files before it was raised; None if it was high enough.
 
-    Effect: raises this process's soft limit to what this many workers need.
-    Raises: LaunchError if the hard limit is lower than that.
+    Effect: raises this process's soft limit to what this many workers need, beside what this process has inherited.
+    Raises: LaunchError if the hard limit is lower than what they need alone.
     """
     needed = workers * PER_WORKER + SPARE
-    if os.sysconf("SC_OPEN_MAX") >= needed:  # The soft limit, without an import.
+    wanted = needed + _open_count()
+    if os.sysconf("SC_OPEN_MAX") >= wanted:  # The soft limit, without an import.
         return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return None
     if hard != resource.RLIM_INFINITY and hard < needed:
         source = f"{workers} {'worker needs' if workers == 1 else 'workers need'} {needed}"
         raise LaunchError("too few open files allowed", value=hard, source=source, hint=f"ulimit -Hn {needed}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)  # Of what this process has inherited, numbers may be above the limit.
+    if soft == wanted:
+        return None
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return DescriptorLimit(soft=soft, hard=hard)
+
+
+def _open_count() -> int:
+    """How many descriptors this process has open; 0 where that is unknown, as without /proc or a free one."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
 
 
 def restore_fd_limit(limit: DescriptorLimit) -> None:
@@ -73,14 +93,46 @@ def restore_fd_limit(limit: DescriptorLimit) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit.soft, limit.hard))
 
 
+def reserve_descriptors() -> None:
+    """Effect: this process, and each that it forks, holds some descriptors until it releases them. Raises: LaunchError.
+
+    A guard needs them when it removes what is left of a launch whose supervisor has run out of descriptors.
+    """
+    try:
+        while len(_reserved) < RESERVED:
+            _reserved.append(os.dup(STDERR))
+    except OSError as error:
+        release_descriptors()
+        raise fd_shortage_error(error) from None
+
+
+def release_descriptors() -> None:
+    """Effect: this process can open those descriptors again that `reserve_descriptors` has held."""
+    while _reserved:
+        os.close(_reserved.pop())
+
+
+def is_fd_shortage(error: OSError) -> bool:
+    """Whether descriptors ran out: those of this process, or of the host."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 def fd_shortage_error(error: OSError) -> Exception:
     """A LaunchError with a hint if this error means that descriptors ran out; else the error itself.
 
     They can run out below the raised limit where this process inherited many.
     """
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
+    if not is_fd_shortage(error):
         return error
-    return LaunchError("cannot open another file", value=os.strerror(error.errno), hint="ulimit -n 4096")
+    return LaunchError("cannot open another file", value=os.strerror(error.errno or 0), hint=MORE_DESCRIPTORS)
+
+
+def stdio_error(error: OSError, *, of: str, count: int) -> LaunchError:
+    """The LaunchError for so many workers, `of` a kind, whose standard input and output cannot be opened."""
+    if is_fd_shortage(error):
+        text = f"cannot open pipes for the {of}"
+        return LaunchError(text, value=count, source=error.strerror, hint=MORE_DESCRIPTORS)
+    return LaunchError(f"cannot open files for the {of}", value=error.filename, source=error.strerror)
 
 
 def fork_error(error: OSError) -> LaunchError:

@@ -17,7 +17,13 @@ import time
 
 from cpulaunch.launch.process.child_watch import ChildWatch, await_ends
 from cpulaunch.launch.process.descendants import end_launches, kill_descendants
-from cpulaunch.launch.process.descriptors import fork_error, open_standard_descriptors, raise_fd_limit
+from cpulaunch.launch.process.descriptors import (
+    fork_error,
+    open_standard_descriptors,
+    raise_fd_limit,
+    release_descriptors,
+    reserve_descriptors,
+)
 from cpulaunch.launch.process.processes import (
     continue_guards,
     kill_children,
@@ -87,10 +93,11 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     although it has not stopped writing to its end of the pipe, which says that all workers have ended; and one that
     reaps no worker that failed, or whose workers are launchers (`of_launchers`) of which one does not. What measures
     reaps what it has adopted only at its end, and is not asked.
-    Raises: LaunchError if the limit on open files or on processes is too low.
+    Raises: LaunchError if the limit on open files or on processes is too low. Guards hold some descriptors in reserve.
     """
     open_standard_descriptors()
     descriptor_limit = raise_fd_limit(workers)
+    reserve_descriptors()
     flush_standard_streams()
     signals, mask = _block_signals()
     earlier_children = own_children()
@@ -140,6 +147,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     if is_linux():
         guards, cgroup = _enter_inner_guard(guards, read, remains, notify)
     os.setpgid(0, 0)
+    release_descriptors()
     adopts = adopt_orphans()
     if is_linux() and not (adopts or cgroup):
         notify("warning: prctl is refused here: processes that leave their worker's process group may outlive this run")
@@ -225,6 +233,7 @@ def _enter_inner_guard(
     try:
         supervisor = _fork()
     except BaseException:
+        release_descriptors()
         remains.remove()
         raise
     if supervisor == 0:
@@ -354,6 +363,7 @@ def _stop_with_shell_job(watchdog: Watchdog) -> None:
 
 def _end_and_remove(remains: Remains, spared: frozenset[int] = frozenset()) -> None:
     """Effect: every process of the launch but the guards is killed, and nothing else of it is left either."""
+    release_descriptors()
     try:
         _end_everything(remains, spared)
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from cpulaunch.launch.process.descriptors import MORE_DESCRIPTORS, is_fd_shortage
 from cpulaunch.launch.process.run_directory import (
     choose_private_path,
     in_run_directory,
@@ -171,5 +172,7 @@ def make_rank_files(folder: RunFolder, *, restarts: int, ranks: int, private: st
 
 def log_error(path: str, error: OSError, *, hint: str = LOG_HINT) -> LaunchError:
     """The error for a log that cannot be written."""
+    if is_fd_shortage(error):
+        hint = MORE_DESCRIPTORS
     kind, hint = (NoSpaceError, "free space, or set TMPDIR or --log-dir") if is_full(error) else (LaunchError, hint)
     return kind("log cannot be written", value=error.filename or path, source=error.strerror, hint=hint)

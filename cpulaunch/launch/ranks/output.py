@@ -10,7 +10,7 @@ import os
 from cpulaunch.launch.output.routing import OutputRouting, open_metrics, open_terminal, worker_inputs
 from cpulaunch.launch.output.sink import Sink
 from cpulaunch.launch.output.streams import OutputRoute, Stream
-from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds
+from cpulaunch.launch.process.descriptors import STDERR, STDOUT, StdioFds, stdio_error
 from cpulaunch.launch.ranks.files import RankFiles, log_error
 from cpulaunch.records.errors import LaunchError, escaped
 from cpulaunch.records.plan import JobPlan, LaunchPlan
@@ -171,10 +171,7 @@ def open_rank_routing(plan: LaunchPlan, job: JobPlan, files: RankFiles) -> Outpu
             sink.close()
         raise
     except OSError as error:
-        source = error.strerror
-        raise LaunchError(
-            "cannot open pipes for the ranks", value=len(plan.workers), source=source, hint="ulimit -n 4096"
-        ) from None
+        raise stdio_error(error, of="ranks", count=len(plan.workers)) from None
     return OutputRouting(
         sinks=output.all_sinks(),
         stdio=tuple(stdio for stdio, _ in opened),

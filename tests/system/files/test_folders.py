@@ -215,6 +215,19 @@ def test_what_is_missing_does_not_exist(tmp_path, victim):
         assert not path_exists(str(tmp_path / name))
 
 
+WITHOUT_DESCRIPTORS = """
+import resource, sys
+from cpulaunch.system.files.folders import path_exists
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+sys.stdout.write(f"{path_exists(sys.argv[1])} {path_exists(sys.argv[1] + '/missing')}")
+"""
+
+
+def test_without_a_free_descriptor_it_is_told_what_exists(tmp_path):
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "True False"
+
+
 def mount(source, target):
     target.mkdir(parents=True, exist_ok=True)
     if subprocess.run(["mount", "--bind", source, target], check=False, capture_output=True).returncode:
