@@ -34,7 +34,7 @@ from cpulaunch.records.record import record, replace
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE
 from cpulaunch.system.files.folders import remove_if_empty
 from cpulaunch.system.files.paths import open_folder
-from cpulaunch.system.files.shared_memory import remove_shared_memory
+from cpulaunch.system.files.shared_memory import SharedMemorySearches, remove_shared_memory
 from cpulaunch.system.files.writing import create
 from cpulaunch.system.signals import ending_signals
 
@@ -100,12 +100,13 @@ def launch_hosts(
             directory=directory,
             logs=logs,
         )
+        searches = SharedMemorySearches()
         result, output = _supervised(run, memory_events=memory_events, notify=notify, on_started=on_started)
         succeeded = observed_ranks(directory, [spec.worker for spec in specs]) if plan.launch.watched else ()
         report = read_report(directory)
         if report is not None:  # The supervisor has ended what used it.
             killed = frozenset(pid for pid in report.killed if not signal_process(pid, 0))  # Others may have it now.
-            remove_shared_memory(killed, since=result.started_at)
+            remove_shared_memory(killed, since=searches.since)
         return job_result(job, result, report=report, output=output, succeeded=succeeded)
     finally:
         remove_run_directory(directory)

@@ -95,7 +95,7 @@ class Supervisor:
         self.started_at, self.ended_at = wall_clock(), dict[int, float]()
         """Unix time in seconds; of the ends: by worker, in their order."""
         self._killed: set[int] = set()
-        self._searches = SharedMemorySearches()
+        self._searches = SharedMemorySearches(clock=clock, wall_clock=wall_clock)
         self._worker_of: dict[int, int] = {}
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""
@@ -124,7 +124,7 @@ class Supervisor:
         """Effect: no worker, no descendant of one and no descriptor made here is left, even after an exception."""
         self._signal_workers(self.state.groups, SIGKILL)
         ended = frozenset(pid for pid in self._killed if not signal_process(pid, 0))  # Others may have it now.
-        if not kill_children(ended=ended, since=self.started_at) and self._notify is not None:
+        if not kill_children(ended=ended, since=self._searches.since) and self._notify is not None:
             self._notify(f"{SHARED_FOLDER} {MANY_NAMES}")
         if self._cgroup is not None and self._guard_is_gone:
             self._cgroup.remove()
@@ -352,7 +352,7 @@ class Supervisor:
             if number == MAX_REAPED:
                 wake(self._wakeup_write)
         # Of orphans too, as ranks are whose agent ends first; not at the end alone, as this process may be killed.
-        self._searches.remove(frozenset(killed), since=self.started_at)
+        self._searches.remove(frozenset(killed))
         if len(self._killed) < MAX_KILLED:
             self._killed |= killed
         self._check_groups()

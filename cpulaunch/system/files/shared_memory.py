@@ -19,7 +19,7 @@ from cpulaunch.system.files.reading import open_here, read_proc, reopen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 SHARED_FOLDER = "/dev/shm"
 REGISTERED = "__KMP_REGISTERED_LIB_"
@@ -97,11 +97,30 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
 class SharedMemorySearches:
     """Looks through /dev/shm while a launch goes on, which together take no more than a second."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - that of files
+    ) -> None:
+        """The launch starts now."""
         self._seconds = SEARCHES_SECONDS
+        self._clock, self._wall_clock = clock, wall_clock
+        self._started, self._wall_started = clock(), wall_clock()
 
-    def remove(self, pids: frozenset[int], *, since: float) -> None:
+    @property
+    def since(self) -> float:
+        """The earliest time of files that were made since the launch started, in Unix seconds.
+
+        The clock of files may have been set back since, as it is at the first contact with a time server.
+        """
+        return min(self._wall_started, self._wall_clock() - (self._clock() - self._started))
+
+    def remove(self, pids: frozenset[int]) -> None:
         """Effect: as `remove_shared_memory`; of usual names alone once the time is used up."""
+        if not pids:
+            return
+        since = self.since
         if self._seconds <= 0:
             remove_usual_names(pids, since=since)
         else:

@@ -306,10 +306,22 @@ def test_looks_while_a_launch_goes_on_find_any_name_for_a_limited_time(folder, m
     searches = shared_memory.SharedMemorySearches()
     unusual = f"{PID}:{os.getuid()}:9b8e27b6"
     path = make(folder, unusual)
-    searches.remove(PIDS, since=0)
+    searches.remove(PIDS)
     assert not os.path.exists(path)
     assert searches._seconds < shared_memory.SEARCHES_SECONDS
     searches._seconds = 0.0
     path, usual = make(folder, unusual), make(folder)
-    searches.remove(PIDS, since=0)
+    searches.remove(PIDS)
     assert (os.path.exists(path), os.path.exists(usual)) == (True, False)
+
+
+def test_a_clock_that_is_set_back_during_a_launch_hides_no_file(folder, monkeypatch):
+    monkeypatch.setitem(shared_memory.remove_shared_memory.__kwdefaults__, "folder", folder)
+    hours_ahead = [1]
+    searches = shared_memory.SharedMemorySearches(wall_clock=lambda: time.time() + 3600 * hours_ahead[0])
+    path = make(folder)
+    searches.remove(PIDS)
+    assert os.path.exists(path)  # The clock of files is an hour behind.
+    hours_ahead[0] = 0
+    searches.remove(PIDS)
+    assert not os.path.exists(path)

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing import api
 
 from cpulaunch.launch.hosts.agent.messages import MAX_KILLED
 from cpulaunch.launch.process.processes import ended_child, is_child, is_refused, signal_process
-from cpulaunch.system.files.shared_memory import SharedMemorySearches, started_at
+from cpulaunch.system.files.shared_memory import SharedMemorySearches
 from cpulaunch.system.libc import is_linux
 from cpulaunch.system.process_state import has_ended_traced
 
@@ -38,7 +38,7 @@ def end_ranks_within(grace_seconds: float, *, begin: Callable[[], None] = lambda
     Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py, PContext.close.
     """
     close, searches = api.PContext.close, SharedMemorySearches()
-    killed, left, since = set[int](), set[int](), started_at(os.getpid())
+    killed, left = set[int](), set[int]()
     begun, deadline = list[object](), 0.0
 
     def close_in_time(context: Any, death_sig: Any = None, timeout: float | None = None) -> None:
@@ -55,7 +55,7 @@ def end_ranks_within(grace_seconds: float, *, begin: Callable[[], None] = lambda
         finally:
             ended = _killed(_ranks(context))
             killed.update(list(ended)[: MAX_KILLED - len(killed)])
-            searches.remove(ended, since=since)
+            searches.remove(ended)
 
     api.PContext.close = close_in_time
     return killed
