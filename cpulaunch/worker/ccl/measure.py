@@ -34,8 +34,16 @@ def main(arguments: Sequence[str]) -> int:
     Effect: writes the result to stdout. All ranks have exited on return, and also after SIGTERM or the launcher's exit.
     """
     launcher, cpu_lists, sizes = arguments
-    # This process kills the ranks, and removes their shared memory, before it exits.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    ranks, asked, measures = set[int](), list[int](), False
+
+    def end(number: int, _: object) -> None:
+        """Effect: ends this process; once it forks ranks, ends these instead, as it has to remove their memory then."""
+        asked.append(number)
+        if not measures:
+            sys.exit(128 + number)
+        _kill(ranks)
+
+    signal.signal(signal.SIGTERM, end)
     die_with_parent(signal.SIGTERM, parent=os.getppid())
     if os.getppid() != int(launcher):
         return 1
@@ -43,12 +51,16 @@ def main(arguments: Sequence[str]) -> int:
 
     cpus = [parse_cpulist(cpu_list) for cpu_list in cpu_lists.split(";")]
     store = on_loopback(TCPStore)("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    ranks: set[int] = set()
-    since = time.time()
+    since, measures = time.time(), True
     try:
         for rank in range(len(cpus)):
             ranks.add(fork_rank(rank, cpus, [int(size) for size in sizes.split(",")], port=store.port))
-        return wait_for(ranks, since=since)
+            if asked:
+                break
+        if asked:  # The signal may have come before the id of a rank was known.
+            _kill(ranks)
+        code = wait_for(ranks, since=since)
+        return 128 + asked[0] if asked else code
     finally:
         _kill(ranks)
         wait_for(ranks, since=since)

@@ -128,6 +128,37 @@ def new_files(watched):
             data = data[16 + size :]
 
 
+TERMINATED_AT_FORK = """
+import os, signal
+from cpulaunch.worker.ccl import measure
+plain = os.fork
+
+def fork():
+    if pid := plain():
+        os.kill(os.getpid(), signal.SIGTERM)
+    return pid
+
+os.fork = fork
+code = measure.main([str(os.getppid()), ";", "4096"])
+try:
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+except ChildProcessError:
+    print(code, "and no rank left")
+"""
+
+
+@pytest.mark.torch
+def test_a_signal_that_comes_while_a_rank_is_forked_leaves_none():
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", TERMINATED_AT_FORK],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.stdout == f"{128 + signal.SIGTERM} and no rank left\n", done.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(LIBRARY is None, reason="oneCCL is not installed")
 def test_a_terminated_measurement_removes_the_shared_memory_of_its_ranks():
