@@ -40,13 +40,16 @@ ERRORS: dict[int, type[CpulaunchError]] = {
 def read_report(directory: str) -> AgentReport | None:
     """The agent's report in the run's directory; None if it ended without a whole one.
 
-    Where it found no space for one, a report without failures: its exit code tells how the ranks ended.
+    Where it found no space for one, or a rank has removed it with its folder, a report without failures: its exit code
+    tells how the ranks ended.
     """
     name, folder = in_run_directory(agent_report_file(directory))
     if is_marked_lost(name, folder=folder):
         return AgentReport(exit_code=0)
     try:
         report = read_message(name, AgentReport, max_bytes=MAX_REPORT, folder=folder)
+    except FileNotFoundError:  # The launcher has made the file, before the agent started.
+        return AgentReport(exit_code=0)
     except (OSError, ValueError, TypeError, RecursionError):  # A rank may have replaced it by anything.
         return None
     return report if _is_sound(report) else None

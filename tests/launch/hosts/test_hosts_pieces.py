@@ -416,6 +416,13 @@ def test_a_job_whose_agent_ended_well_has_succeeded_also_if_a_rank_removed_the_r
     assert result.exit_code == 0
 
 
+def test_a_rank_that_removed_the_report_decides_the_exit_code_as_the_agents(tmp_path):
+    ended = WorkerResult(index=0, pid=1, exit_code=9, signal=None)
+    agent = LaunchResult(exit_code=9, host="here", workers=(ended,))
+    result = job_result(job(), agent, report=read_report(str(tmp_path)), output=SimpleNamespace(ranks=()))
+    assert (result.exit_code, result.first_failure) == (9, None)
+
+
 @pytest.mark.parametrize("log", ["a\0b", "\ud900", "x" * 5000])
 def test_a_log_whose_path_is_none_has_no_last_lines(tmp_path, log):
     result = result_of(tmp_path, 3, ENDED | {"failures": [FAILED | {"log": log}]})
