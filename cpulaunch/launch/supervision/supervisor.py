@@ -95,7 +95,7 @@ class Supervisor:
         self.started_at, self.ended_at = wall_clock(), dict[int, float]()
         """Unix time in seconds; of the ends: by worker, in their order."""
         self._killed: set[int] = set()
-        self._searches = SharedMemorySearches(clock=clock, wall_clock=wall_clock)
+        self._searches = SharedMemorySearches(wall_clock=wall_clock)
         self._worker_of: dict[int, int] = {}
         self._starting: dict[int, ExecSpec] = {}
         """By the descriptor that says why a worker was not executed: the workers of which that is not known yet."""

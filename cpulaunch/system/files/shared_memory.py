@@ -97,16 +97,11 @@ def remove_usual_names(pids: frozenset[int], *, since: float, folder: str = SHAR
 class SharedMemorySearches:
     """Looks through /dev/shm while a launch goes on, which together take no more than a second."""
 
-    def __init__(
-        self,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,  # noqa: TID251 - that of files
-    ) -> None:
+    def __init__(self, *, wall_clock: Callable[[], float] = time.time) -> None:  # noqa: TID251 - that of files
         """The launch starts now."""
         self._seconds = SEARCHES_SECONDS
-        self._clock, self._wall_clock = clock, wall_clock
-        self._started, self._wall_started = clock(), wall_clock()
+        self._wall_clock = wall_clock
+        self._started, self._wall_started = time.monotonic(), wall_clock()
 
     @property
     def since(self) -> float:
@@ -114,7 +109,7 @@ class SharedMemorySearches:
 
         The clock of files may have been set back since, as it is at the first contact with a time server.
         """
-        return min(self._wall_started, self._wall_clock() - (self._clock() - self._started))
+        return min(self._wall_started, self._wall_clock() - (time.monotonic() - self._started))
 
     def remove(self, pids: frozenset[int]) -> None:
         """Effect: as `remove_shared_memory`; of usual names alone once the time is used up."""
