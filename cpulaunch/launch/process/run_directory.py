@@ -109,7 +109,7 @@ def _safe_parents(environ: Mapping[str, str]) -> Iterator[str]:
 
     path = user_cache("run", environ)
     try:
-        folder = make_secure_folder(path) if os.path.isabs(path) else None
+        folder = make_secure_folder(path, users_group=True) if os.path.isabs(path) else None
     except OSError:
         return
     if folder is not None:

@@ -296,7 +296,7 @@ def make_folder(path: str) -> str:
     Effect: makes it, if it is missing, so that only this user can read it. Raises: CpulaunchError.
     """
     try:
-        return make_secure_folder(path)
+        return make_secure_folder(path, users_group=True)
     except OSError as error:
         raise CpulaunchError(
             "the folder of the study cannot be used",

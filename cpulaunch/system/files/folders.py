@@ -359,21 +359,21 @@ def _without_rest(folder: int) -> Iterator[str]:
         return
 
 
-def make_secure_folder(path: str) -> str:
+def make_secure_folder(path: str, *, users_group: bool = False) -> str:
     """The path without links of this folder, which no other user can change, and in which none can make anything: for
     libraries that open files by paths.
 
-    Effect: makes it, if it is missing, so that only this user can read it. Raises: OSError, if others can change the
-    path, before anything is made.
+    `users_group`: as for `insecure_part`. Effect: makes it, if it is missing, so that only this user can read it.
+    Raises: OSError, if others can change the path, before anything is made.
     """
     real = os.path.realpath(path)
     while not os.path.lexists(real):
         real = os.path.dirname(real)
-    _check(insecure_part(real), path)
+    _check(insecure_part(real, users_group=users_group), path)
     folder = open_folder(path, make=0o700)
     try:
         real, status = os.path.realpath(path), os.fstat(folder)
-        _check(insecure_part(real), path)
+        _check(insecure_part(real, users_group=users_group), path)
         _check(f"{real} may be written by others" if lets_others_make(real, status) else None, path)
         if os.path.samestat(status, os.lstat(real)):
             return real

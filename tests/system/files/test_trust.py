@@ -395,3 +395,18 @@ def test_a_file_system_that_answers_no_more_is_untrusted(
     reason = untrusted_part(str(library), may_be_missing=may_be_missing)
     missing = number == errno.ENOENT
     assert reason == f"{library} {'is missing' if missing else f'cannot be checked ({os.strerror(number)})'}"
+
+
+@needs_root
+def test_the_group_with_this_users_number_counts_as_another_user_only_for_code(strangers: Path) -> None:
+    """Kubernetes gives a volume to `fsGroup`, which may be the number of the user who runs in the container."""
+    os.chown(strangers, 0, UID)
+    strangers.chmod(0o2775)
+
+    def make() -> None:
+        with pytest.raises(PermissionError, match=f"may be written by group {UID}"):
+            make_secure_folder(f"{strangers}/new")
+        assert make_secure_folder(f"{strangers}/new", users_group=True) == f"{strangers}/new"
+        assert os.stat(f"{strangers}/new").st_mode & 0o777 == 0o700
+
+    as_stranger(make)
