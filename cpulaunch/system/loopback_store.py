@@ -41,6 +41,8 @@ TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
 """Position of `timeout` after host and port, and its default. Source: torch/csrc/distributed/c10d/Store.hpp."""
 POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_SHARE = 0.005, 0.05, 0.05
 """Pauses while a client waits for its server: this share of how long it has waited, within these limits."""
+ATTEMPT_SECONDS = 3.0
+"""How long a client tries to connect to a server whose listener this host does not have."""
 SILENT_SECONDS = 5.0
 """After which a client that waits says that another user listens there."""
 ROOT_UID = 0
@@ -214,7 +216,8 @@ def connected(
     It connects to the first of these addresses of this host at which such a server listens: torch's client waits
     forever for one that accepts it and says nothing. Then the connection is looked at: torch tries again if the server
     has gone meanwhile. `serves`: `connect` itself starts the server. Unless `patient`, another user who listens is an
-    error at once. Raises: RuntimeError.
+    error at once, and a server may be on another host: at an address of that, or behind a port that root's rules
+    forward. Raises: RuntimeError.
     """
     trusted = trusted_users(servers[0][0])
     if not trusted:
@@ -224,8 +227,13 @@ def connected(
     others = _clients_of(server)
     store = connect(server[0])
     clients = _clients_of(server).keys() - others
-    if not clients or not all(_is_trusted(server, client, trusted, deadline) for client in clients):
-        raise StrangerError(f"the server at {server[0]}, port {server[1]}, has gone or is no longer one of this user")
+    where = f"at {server[0]}, port {server[1]}"
+    owners = [_owner_of_connection(server, client, trusted, deadline) for client in clients] or [None]
+    for owner in owners:
+        if owner is None:
+            raise StrangerError(f"the server {where}, has gone or is no longer one of this user")
+        if owner not in trusted:
+            raise StrangerError(f"uid {owner} has accepted the connection {where}", owner)
     return store
 
 
@@ -242,6 +250,10 @@ def _wait_for_server(
         if (found := next((server for server in servers if owners[server] in trusted), None)) is not None:
             return found
         waited = time.monotonic() - start
+        if not patient and not any(owners.values()):  # Of root's, 0, one would have been found.
+            left = min(ATTEMPT_SECONDS, max(seconds - waited, POLL_SECONDS))
+            if (found := next((each for each in servers if _leads_elsewhere(each, trusted, left)), None)) is not None:
+                return found
         stranger = next((server for server in servers if owners[server] is not None), None)
         if stranger is not None:
             other, text = owners[stranger], f"uid {owners[stranger]} listens at {stranger[0]}, port {stranger[1]}"
@@ -261,13 +273,40 @@ def _say(text: str) -> None:
         os.write(2, f"cpulaunch: warning: {text}\n".encode())
 
 
-def _is_trusted(server: Server, client: Server, trusted: frozenset[int], deadline: float) -> bool:
-    """Whether a trusted user has the server's end of this connection, once it is accepted."""
+def _leads_elsewhere(server: Server, trusted: frozenset[int], seconds: float) -> bool:
+    """Whether a connection to this address and port is accepted, and ends on another host. Effect: makes one."""
+    try:
+        with socket.create_connection(server, timeout=seconds) as probe:
+            return _ends_elsewhere(server, _place(probe.getsockname()), trusted)
+    except OSError:
+        return False
+
+
+def _owner_of_connection(server: Server, client: Server, trusted: frozenset[int], deadline: float) -> int | None:
+    """The user who has the server's end of this connection, once it is accepted; root if it is on another host.
+
+    None if it is closed, or not accepted in time.
+    """
     while (owner := owner_of_server(server, client)) is None:
+        if _ends_elsewhere(server, client, trusted):
+            return ROOT_UID  # Only root can forward what goes to an address of this host.
         if _clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
-            return False
+            return None
         time.sleep(POLL_SECONDS)  # The kernel does not announce when the server accepts a connection.
-    return owner in trusted
+    return owner
+
+
+def _ends_elsewhere(server: Server, client: Server, trusted: frozenset[int]) -> bool:
+    """Whether this host has only the client's end of an open connection. Raises: OSError if it may tell later.
+
+    The kernel shows the server's end before it is accepted too, except that a listener whose queue is full may have
+    none: where another user listens, the connection counts as that user's. The client's end is asked for last: it is no
+    longer open if the server's was closed before.
+    """
+    found = _socket_at(server, client)
+    if found is not None and not (found[0] == LISTEN and found[1] in trusted):
+        return False
+    return owner_of_server(client, server) is not None
 
 
 def trusted_users(address: str) -> frozenset[int]:
@@ -291,6 +330,16 @@ def owner_of_server(server: Server, client: Server | None = None) -> int | None:
 
     It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
     listener that the kernel would give a new connection. Users without a number in this namespace are 65534.
+    Raises: OSError if it may tell later.
+    """
+    state, user, inode = _socket_at(server, client) or (0, 0, 0)
+    return user if inode and state == (ESTABLISHED if client else LISTEN) else None
+
+
+def _socket_at(server: Server, client: Server | None) -> tuple[int, int, int] | None:
+    """State, user and inode of the socket that the kernel would give a packet of this client; None if unknown.
+
+    It is the listener's, if there is none of the connection. The inode is 0 before it is accepted.
     Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk. Raises: OSError if it may tell later.
     """
     interface, server = int(server[0].partition("%")[2] or LOOPBACK_INDEX), _place(server)
@@ -312,10 +361,8 @@ def owner_of_server(server: Server, client: Server | None = None) -> int | None:
         if error.errno in TELLS_LATER:
             raise
         return None
-    if answer[STATE_AT] != (ESTABLISHED if client else LISTEN):
-        return None
     user, inode = struct.unpack_from("=II", answer, OWNER_AT)
-    return int(user) if inode else None
+    return answer[STATE_AT], int(user), int(inode)
 
 
 def _raise_error_of(answer: bytes) -> None:

@@ -175,7 +175,7 @@ def test_a_client_drops_a_server_that_a_stranger_has_replaced_when_it_connected(
         stranger.kill()  # A closed connection has no owner: what the stranger sent can still be read.
         return made
 
-    with pytest.raises(RuntimeError, match=f"port {port}, has gone or is no longer one of this user"):
+    with pytest.raises(RuntimeError, match=f"uid {UID} has accepted|port {port}, has gone"):
         on_loopback(make_store)("127.0.0.1", port, timeout=SOON)
 
 
@@ -320,3 +320,38 @@ def test_without_a_server_the_error_is_torchs_own():
                 make_store("127.0.0.1", port, 2, False, SOON)
             texts.append(str(caught.value).splitlines()[0])
     assert texts[0] == texts[1]
+
+
+def missing_at(port, found=None):
+    """A function in place of `_socket_at` that finds this socket, or none, at a port, and all others."""
+    socket_at = loopback_store._socket_at
+    return lambda server, client: found if server[1] == port else socket_at(server, client)
+
+
+@pytest.mark.parametrize("listener", [None, (loopback_store.LISTEN, os.geteuid(), 1)], ids=["no", "own"])
+def test_a_client_reaches_a_server_behind_a_port_that_root_forwards(monkeypatch, listener):
+    """Such as a container's, published at an address of this host: no socket here has the server's end."""
+    with loopback_listener("127.0.0.1", 0) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(port, listener))
+        with connected(lambda at: connection(at, port), [("127.0.0.1", port)], 60, patient=False) as store:
+            assert store.getpeername() == server.getsockname()
+
+
+@pytest.mark.parametrize(
+    "found", [(loopback_store.LISTEN, UID, 1), (3, 0, 0), (loopback_store.ESTABLISHED, 0, 0)], ids=str
+)
+def test_a_connection_that_this_host_may_yet_accept_is_none_to_another_host(monkeypatch, found):
+    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
+        place = server.getsockname()
+        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(place[1], found))
+        assert not loopback_store._ends_elsewhere(place, client.getsockname(), frozenset({0, os.geteuid()}))
+
+
+def test_a_closed_connection_is_none_to_another_host(monkeypatch):
+    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
+        server.accept()[0].close()
+        assert client.recv(1) == b""
+        place = server.getsockname()
+        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(place[1]))
+        assert not loopback_store._ends_elsewhere(place, client.getsockname(), frozenset({0, os.geteuid()}))

@@ -54,7 +54,7 @@ def test_a_connection_that_a_stranger_has_accepted_is_not_used(monkeypatch, serv
         with_owners(monkeypatch, port, [os.geteuid()], STRANGER if stranger else os.geteuid())
         make_store = of_no_stranger(lambda host, port, **options: socket.create_connection((host, port)))
         if stranger:
-            with pytest.raises(LaunchError, match=f"has gone, or is another user's: 127.0.0.1:{port}"):
+            with pytest.raises(LaunchError, match=f"another user listens .*: 127.0.0.1:{port} .*uid {STRANGER}"):
                 make_store("127.0.0.1", port, is_master=serves, timeout=LATER)
         else:
             make_store("127.0.0.1", port, is_master=serves, timeout=LATER).close()
