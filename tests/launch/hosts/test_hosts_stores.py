@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpulaunch.launch.hosts.agent import reachability, stores
-from cpulaunch.launch.hosts.agent.reachability import is_this_host, own_addresses
+from cpulaunch.launch.hosts.agent.reachability import is_this_host, own_and_other_addresses
 from cpulaunch.launch.hosts.agent.stores import of_no_stranger
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.system import loopback_store
@@ -72,9 +72,23 @@ def test_of_several_addresses_that_is_used_where_a_server_of_this_user_listens(m
 
     with loopback_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with_owners(monkeypatch, port, [os.geteuid(), None], os.geteuid())
+        with_owners(monkeypatch, port, [os.geteuid(), None, None], os.geteuid())
         of_no_stranger(make_store)("name", port, is_master=serves, timeout=LATER, multi_tenant=True).close()
     assert reached == [("127.0.0.1", serves, True)]
+
+
+def test_where_nobody_listens_here_the_other_addresses_of_the_name_are_tried(monkeypatch):
+    """Never the name itself, whose own address a stranger may take meanwhile. 127.0.0.2 stands for another host's."""
+    monkeypatch.setattr(reachability, "addresses", lambda host: [(socket.AF_INET, f"127.0.0.{n}") for n in (2, 1)])
+    monkeypatch.setattr(reachability, "_is_own", lambda family, address: address == "127.0.0.1")
+    with loopback_listener("127.0.0.2", 0) as listener:
+        port, socket_at = listener.getsockname()[1], loopback_store._socket_at
+        monkeypatch.setattr(
+            loopback_store, "_socket_at", lambda *asked: (asked[0][1] != port and socket_at(*asked)) or None
+        )
+        make_store = of_no_stranger(lambda host, port, **options: socket.create_connection((host, port)))
+        with make_store("name", port, is_master=False, timeout=LATER) as store:
+            assert store.getpeername() == listener.getsockname()
 
 
 @pytest.mark.parametrize("case", ["elsewhere", "any port", "a kernel that does not tell"])
@@ -133,7 +147,7 @@ def test_an_address_is_none_of_another_host_because_the_kernel_cannot_tell_now(m
 
 @pytest.mark.parametrize(("host", "own"), [("0.0.0.0", ["127.0.0.1"]), ("::", ["::1"]), ("127.0.0.3", ["127.0.0.3"])])
 def test_connections_to_any_address_stay_on_this_host(host, own):
-    assert own_addresses(host, timeout_seconds=0) == own
+    assert own_and_other_addresses(host, timeout_seconds=0) == (own, [])
 
 
 @pytest.mark.torch
@@ -155,7 +169,7 @@ def test_a_server_at_an_address_of_one_link_is_found_by_its_interface():
     if not links:
         pytest.skip("no address of IPv6 for one link alone")
     address, name = ipaddress.IPv6Address(int(links[0][0], 16)), links[0][1]
-    [own] = own_addresses(f"{address}%{name}", timeout_seconds=0)
+    [own], _ = own_and_other_addresses(f"{address}%{name}", timeout_seconds=0)
     assert own == f"{address}%{socket.if_nametoindex(name)}"
     accepted = []
 

@@ -46,8 +46,8 @@ def is_this_host(host: str) -> bool:
         return False
 
 
-def own_addresses(host: str, *, timeout_seconds: float) -> list[str]:
-    """Those addresses of a name to which packets do not leave this host, of IPv4 first.
+def own_and_other_addresses(host: str, *, timeout_seconds: float) -> tuple[list[str], list[str]]:
+    """Those addresses of a name to which packets do not leave this host, of IPv4 first, and the others.
 
     A name service that cannot answer now is asked again for this long. Raises: OSError, or UnicodeError.
     """
@@ -62,7 +62,8 @@ def own_addresses(host: str, *, timeout_seconds: float) -> list[str]:
         time.sleep(RETRY_SECONDS)
     own = [(family, address) for family, address in found if address in LOOPBACK or _is_own(family, address)]
     own.sort(key=lambda each: each[0] != socket.AF_INET)
-    return [LOOPBACK.get(address, address) for _, address in own]
+    others = [address for family, address in found if (family, address) not in own]
+    return [LOOPBACK.get(address, address) for _, address in own], others
 
 
 def _is_own(family: socket.AddressFamily, address: str) -> bool:

@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from functools import wraps
 
-from cpulaunch.launch.hosts.agent.reachability import own_addresses, reason_of, unreachable_error
+from cpulaunch.launch.hosts.agent.reachability import own_and_other_addresses, reason_of, unreachable_error
 from cpulaunch.records.endpoint import is_file_store
 from cpulaunch.records.errors import LaunchError
 from cpulaunch.records.record import replace
@@ -65,13 +65,15 @@ def of_no_stranger(make_store: Callable[..., Any]) -> Callable[..., Any]:
     def make(host: str, port: int, *, is_master: bool, timeout: timedelta, **more: Any) -> Any:
         options = more | {"is_master": is_master, "timeout": timeout}
         seconds = timeout.total_seconds()
+        if is_master and port == 0:
+            return make_store(host, port, **options)
         try:
-            here = [] if is_master and port == 0 else own_addresses(host, timeout_seconds=seconds)
+            here, others = own_and_other_addresses(host, timeout_seconds=seconds)
         except (OSError, UnicodeError) as error:
             raise unreachable_error(host, port, reason=reason_of(error)) from None
         if not (here and trusted_users(here[0])):
             return make_store(host, port, **options)
-        servers = [(address, port) for address in here]
+        servers = [(address, port) for address in (here if is_master else [*here, *others])]
         try:
             return connected(
                 lambda address: make_store(address, port, **options), servers, seconds, serves=is_master, patient=False
