@@ -13,11 +13,14 @@ from itertools import islice
 
 from cpulaunch.launch.process.run_directory import is_run_directory
 from cpulaunch.records.record import record
+from cpulaunch.system.files.reading import read_proc
 from cpulaunch.system.process_state import GROUP, PARENT, START, process_ids, stat_fields
 from cpulaunch.system.signals import signal
 
 LAUNCH_SECONDS = 1.0
 """How long the launches below this one may take to remove their files. No signal is read meanwhile."""
+LOWER_SECONDS = 0.7
+"""The same where the guard was killed, perhaps by an upper launch, which waits a second for this one."""
 
 MOST_DESCRIPTORS = 1 << 10
 """Of a process, to look through: a worker may have a million."""
@@ -46,19 +49,23 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
             _signal(pid, processes[pid], signal.SIGKILL)
 
 
-def end_launches() -> None:
+def end_launches(*, own: str | None = None, spared: frozenset[int] = frozenset(), guard_is_gone: bool = False) -> None:
     """Effect: the launches of cpulaunch below this process have ended, with their files; or LAUNCH_SECONDS are over.
 
     For when everything is to be killed: all at once, as with a cgroup, they could remove nothing. If there are any,
     every descendant is killed but those that do so: the process that has the run's directory open, which then ends at
     once, and its parent, the inner guard. None where there is no /proc or no pidfd.
+
+    `own`: the directory of this run, which a worker may have opened, as those that this process has open. `spared`:
+    children that, with what is below them, are none of the launch's. `guard_is_gone`: for LOWER_SECONDS at most.
     """
     if not hasattr(os, "pidfd_open"):
         return
-    deadline = time.monotonic() + LAUNCH_SECONDS
+    deadline = time.monotonic() + (LOWER_SECONDS if guard_is_gone else LAUNCH_SECONDS)
     processes = _processes()
-    below = descendants(processes, frozenset())
-    holders = [pid for pid in below if time.monotonic() < deadline and _has_run_directory(pid)]
+    below = descendants(processes, spared)
+    known = _run_directories(os.getpid()) | {own}
+    holders = [pid for pid in below if time.monotonic() < deadline and _run_directories(pid) - known]
     if not holders:
         return
     kept = frozenset(holders) | {processes[pid].parent for pid in holders}
@@ -68,24 +75,33 @@ def end_launches() -> None:
     _await([pid for pid in below if pid in kept], deadline)
 
 
-def _has_run_directory(pid: int) -> bool:
-    """Whether a process has the directory of a run open. Its command line is not read, as that may never be answered.
+def _run_directories(pid: int) -> frozenset[str | None]:
+    """The paths of directories of runs that a process has open. Its command line is not read: it may never be told.
 
     Source: proc(5), /proc/PID/cmdline, which is in the memory of the process: its pages may be those of a dead server.
     """
     folder = f"/proc/{pid}/fd"
     try:
         with os.scandir(folder) as entries:
-            return any(_is_run_directory(f"{folder}/{entry.name}") for entry in islice(entries, MOST_DESCRIPTORS))
+            names = [entry.name for entry in islice(entries, MOST_DESCRIPTORS)]
     except OSError:
-        return False
+        return frozenset()
+    return frozenset(path for name in names if (path := _run_directory(pid, name)) is not None)
 
 
-def _is_run_directory(link: str) -> bool:
+def _run_directory(pid: int, number: str) -> str | None:
+    """The path of the directory of a run that has this descriptor; None if it is none, as a file of such a name."""
     try:
-        return is_run_directory(os.readlink(link))
-    except OSError:
-        return False
+        path = os.readlink(f"/proc/{pid}/fd/{number}")
+        return path if is_run_directory(path) and _is_folder(pid, number) else None
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _is_folder(pid: int, number: str) -> bool:
+    """Whether a descriptor was opened as that of a folder; what it leads to is not asked. Source: proc(5), fdinfo."""
+    flags = read_proc(f"/proc/{pid}/fdinfo/{number}").partition(b"flags:")[2].split()[0]
+    return bool(int(flags, 8) & os.O_DIRECTORY)
 
 
 def _await(pids: list[int], deadline: float) -> None:

@@ -133,6 +133,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
                 # just then, the run's directory would stay.
                 os.close(write)
                 await_ends(ORPHAN_SECONDS, earlier_children)
+                end_launches(own=remains.directory, spared=earlier_children)  # It may have been killed as well.
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:
@@ -203,7 +204,7 @@ def _guard(child: int, above: Guards, remains: Remains, notify: Notify) -> NoRet
     try:
         code = _wait_for(child, above[-1].pid, remains)
         if code < 0:
-            end_launches()
+            end_launches(own=remains.directory)
         if code < 0 and remains.has_launches:
             await_ends(ORPHAN_SECONDS, frozenset())
     finally:
@@ -269,6 +270,8 @@ def _wait_for(child: int, parent: int, remains: Remains) -> int:
         if deadline is None and os.getppid() != parent:
             deadline = now + ABANDONED_SECONDS
         if deadline is not None and deadline <= now:
+            end_launches(own=remains.directory)
+            now = time.monotonic()
             deadline = now + RELEASE_SECONDS
             signal_process(child, signal.SIGKILL)
             remains.kill_cgroup()
@@ -321,6 +324,7 @@ def _forward_signals(
         number = watchdog.next_signal(watch)
         if number is None:
             if kept is None:
+                end_launches(own=remains.directory)
                 signal_process(child, signal.SIGKILL)
             remains.kill_cgroup()
             kill_descendants(spared, kept)

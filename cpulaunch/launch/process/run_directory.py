@@ -40,7 +40,7 @@ TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm", ".")
 Source: Python's tempfile, whose import takes as long as planning.
 """
 
-PREFIX, RANDOM_DIGITS = "cpulaunch-", 12
+PREFIX, RANDOM_DIGITS, DIGITS = "cpulaunch-", 12, frozenset("0123456789abcdef")
 """Of the name of a run's directory."""
 
 PROBE_BYTES = 1 << 16
@@ -299,7 +299,8 @@ def with_event_files(specs: Sequence[ExecSpec], directory: str) -> tuple[ExecSpe
 def is_run_directory(path: str) -> bool:
     """Whether a path has the name of a run's directory, as `choose_private_path` gives it."""
     name = os.path.basename(path)
-    return name.startswith(PREFIX) and len(name) == len(PREFIX) + RANDOM_DIGITS
+    digits = name.removeprefix(PREFIX)
+    return digits != name and len(digits) == RANDOM_DIGITS and DIGITS.issuperset(digits)
 
 
 def in_run_directory(path: str) -> tuple[str, int | None]:

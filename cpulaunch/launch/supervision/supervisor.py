@@ -293,7 +293,7 @@ class Supervisor:
                 if was_killing:  # Else the kernel may end them with the cgroup.
                     self._leave_refused()
         if self.state.killing and not was_killing:
-            end_launches()
+            end_launches(guard_is_gone=self._guard_is_gone)
             if self._cgroup is not None:
                 self._cgroup.kill_others()
 

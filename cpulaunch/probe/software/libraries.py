@@ -123,7 +123,7 @@ def _untrusted_search(folder: str, names: Sequence[str]) -> str | None:
         if (reason := untrusted_folder(searched)) is not None:
             return reason
         for path in (f"{searched}/{name}" for name in names):
-            if os.path.lexists(path) and (reason := untrusted_part(path)) is not None:
+            if os.path.lexists(path) and (reason := untrusted_part(path, may_be_missing=True)) is not None:
                 return reason
     return None
 

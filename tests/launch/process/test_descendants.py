@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from cpulaunch.launch.process.descendants import Seen, descendants
+from cpulaunch.launch.process.descendants import Seen, _run_directories, descendants
 from tests.launch.launching import python
 from tests.launch.process.test_hostile_workers import WITHOUT_PROC
 
@@ -121,3 +121,16 @@ def test_shared_memory_is_listed_once_for_many_killed_children():
     """
     done = subprocess.run(python(code), capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "1"
+
+
+def test_only_folders_of_the_name_are_directories_of_runs(tmp_path):
+    """A worker's log may be named by the date."""
+    (tmp_path / "cpulaunch-0123456789ab").mkdir()
+    names = ["cpulaunch-20261128.log", "cpulaunch-202611281205"]
+    opened = [os.open(tmp_path / name, os.O_CREAT) for name in names]
+    opened.append(os.open(tmp_path / "cpulaunch-0123456789ab", os.O_DIRECTORY))
+    try:
+        assert _run_directories(os.getpid()) == {str(tmp_path / "cpulaunch-0123456789ab")}
+    finally:
+        for fd in opened:
+            os.close(fd)

@@ -231,7 +231,8 @@ while True:
 PATIENT = """
 import sys
 from cpulaunch.launch.process import descendants, guard
-descendants.LAUNCH_SECONDS = guard.ORPHAN_SECONDS = guard.ABANDONED_SECONDS = 100.0  # On any machine, however busy.
+descendants.LAUNCH_SECONDS = descendants.LOWER_SECONDS = 100.0  # On any machine, however busy.
+guard.ORPHAN_SECONDS = guard.ABANDONED_SECONDS = float(sys.argv.pop(1))
 sys.argv[0] = "cpulaunch"
 from cpulaunch.__main__ import main
 main()
@@ -245,14 +246,15 @@ BELOW = {
 
 
 @pytest.mark.parametrize("below", BELOW)
-@pytest.mark.parametrize("end", ["Ctrl-C twice", "guard", "inner", "supervisor"])
+@pytest.mark.parametrize("end", ["Ctrl-C twice", "guard", "inner", "supervisor", "inner and supervisor"])
 def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_started(tmp_path, prefix, below, end):
     """The lower launch removes its files itself, before all of its processes are killed."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "program.py").write_text(DEAF)
     (tmp_path / "cpulaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m cpulaunch "$@"\n')
     (tmp_path / "cpulaunch").chmod(0o755)
-    upper = [*prefix, sys.executable, "-c", PATIENT, "--instances", "1", "--log-dir", "logs", "--no-python"]
+    seconds = "1" if end == "inner and supervisor" else "100"  # The guard waits so long for a supervisor.
+    upper = [*prefix, sys.executable, "-c", PATIENT, seconds, "--instances", "1", "--log-dir", "logs", "--no-python"]
     environ = {
         **os.environ,
         "TMPDIR": str(tmp_path / "tmp"),
@@ -265,9 +267,13 @@ def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_s
         if end == "Ctrl-C twice":
             process.send_signal(signal.SIGINT)
             eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "Ctrl-C at both instances")
-            process.send_signal(signal.SIGINT)
+            interrupt_again(process)
         else:
-            os.kill(chain(process.pid)[end], signal.SIGKILL)
+            stopped = chain(process.pid)
+            for each in end.split(" and "):  # Stopped, so that none of them notices the end of another.
+                os.kill(stopped[each], signal.SIGSTOP)
+            for each in end.split(" and "):
+                os.kill(stopped[each], signal.SIGKILL)
         process.wait()
     eventually(lambda: not any(map(alive, pids)), "the end of the instances")
     eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of their files")

@@ -10,7 +10,7 @@ import pytest
 
 from cpulaunch.probe import Root, probe_host
 from cpulaunch.probe.software.ldcache import read_ld_cache
-from cpulaunch.probe.software.libraries import read_libraries
+from cpulaunch.probe.software.libraries import _untrusted_search, read_libraries
 from cpulaunch.records.host import Host, Library
 from cpulaunch.system.files.trust import untrusted_part
 from tests.opens import opens
@@ -289,6 +289,18 @@ def test_a_library_that_finds_in_its_run_path_what_others_may_change_is_untruste
     libraries = read_libraries(Root(), os.uname().machine, prefix=None, environ={"LD_LIBRARY_PATH": str(file.parent)})
     [untrusted] = (each.untrusted for each in libraries if each.path == str(file))
     assert untrusted == (f"{private}/{reason} may be written by everyone (in its RUNPATH)" if reason else None)
+
+
+@pytest.mark.parametrize(("target", "trusted"), [("gone/libneeded.so", True), ("open/libneeded.so", False)])
+def test_a_needed_name_that_leads_nowhere_matters_only_where_others_can_put_something(
+    private: Path, target: str, trusted: bool
+) -> None:
+    """The loader goes on to the next folder."""
+    (private / "lib").mkdir()
+    (private / "open").mkdir()
+    (private / "open").chmod(0o1777)
+    (private / "lib/libneeded.so").symlink_to(private / target)
+    assert (_untrusted_search(str(private / "lib"), ["libneeded.so"]) is None) == trusted
 
 
 @needs_root
