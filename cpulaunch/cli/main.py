@@ -129,7 +129,7 @@ def _measure(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         print_text=terminal.print_text,
         print_json=terminal.print_json,
         print_help=lambda command: print_command_help(command, environ),
-        notify=notifier(environ, json=_asks_for_json(arguments), patient=False),
+        notify=notifier(environ, json=_asks_for_json(arguments), seconds=terminal.NOTICE_SECONDS),
         width=terminal.width(),
         color=terminal.color(environ),
     )

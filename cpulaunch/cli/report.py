@@ -92,14 +92,12 @@ def finish_watched_launch(
 
 def _on_new_line(notify: Callable[[str], None]) -> Callable[[str], None]:
     """The same function, which ends the last line of the workers before its first message, if there is one."""
-    first = True
+    lead = "\n"
 
     def notify_on_new_line(text: str) -> None:
-        nonlocal first
-        if first:
-            terminal.write_stderr("", seconds=terminal.NOTICE_SECONDS)
-        first = False
-        notify(text)
+        nonlocal lead
+        notify(lead + text)
+        lead = ""
 
     return notify_on_new_line
 

@@ -75,15 +75,14 @@ def run(
     return _launch(plan, host, line, environ, notify=notify)
 
 
-def notifier(environ: Mapping[str, str], *, json: bool, patient: bool = True) -> Callable[[str], None]:
-    """A function that prints one message to stderr, also where no descriptor is left to import a module with."""
+def notifier(environ: Mapping[str, str], *, json: bool, seconds: float | None = None) -> Callable[[str], None]:
+    """A function that prints one message to stderr, within so many seconds; it needs no descriptor for an import."""
     from cpulaunch.cli import terminal
 
-    seconds = None if patient else terminal.NOTICE_SECONDS
     if json:
         from cpulaunch.view.message_view import notice_json
 
-        return lambda text: terminal.notify_json(notice_json(text), seconds=seconds)
+        return lambda text: terminal.notify_json(notice_json(text), lead=text[: text[:1] == "\n"], seconds=seconds)
     return lambda text: terminal.notify(text, environ, seconds=seconds)
 
 
@@ -361,6 +360,8 @@ def _launch(
     notify: Callable[[str], None],
 ) -> int:
     """The exit code of the launch. Effect: runs the plan and reports on it."""
+    from cpulaunch.cli import terminal
+
     if line.program is not None:
         check_shareable(line.program, workers=len(plan.workers))
     for note in () if plan.launch.quiet else _notes(plan, line):
@@ -368,7 +369,6 @@ def _launch(
     for warning in plan.warnings:
         notify(f"warning: {warning}")
     if "--verbose" in line.switches:
-        from cpulaunch.cli import terminal
         from cpulaunch.view import plan_view
         from cpulaunch.view.hidden_values import hidden_names, without_values
 
@@ -380,18 +380,17 @@ def _launch(
         from cpulaunch.cli.report import check_reports
 
         before = check_reports(plan)
-    memory_events = host.limits.memory_events and f"/{host.limits.memory_events}"
-    during = notifier(environ, json="--json" in line.switches, patient=False)
-    result = launch(
-        plan, environ=environ, memory_events=memory_events, notify=during, on_started=lambda: _import_end(plan)
-    )
-    if result.end_requested:
-        notify = during
+    events = host.limits.memory_events and f"/{host.limits.memory_events}"
+    during = notifier(environ, json="--json" in line.switches, seconds=terminal.DURING_SECONDS)
+    result = launch(plan, environ=environ, memory_events=events, notify=during, on_started=lambda: _import_end(plan))
+    seconds = terminal.NOTICE_SECONDS if result.end_requested else None
+    notify = notifier(environ, json="--json" in line.switches, seconds=seconds)
     if result.exit_code:
-        from cpulaunch.cli.terminal import NOTICE_SECONDS, write_stderr
         from cpulaunch.launch.supervision.failure_text import summary
 
-        write_stderr("\n".join(summary(result)), seconds=NOTICE_SECONDS if result.end_requested else None)
+        lines = ["", *summary(result)] if result.inside_line else summary(result)
+        if terminal.write_stderr("\n".join(lines), seconds=seconds):
+            result = replace(result, inside_line=False)
     if not plan.launch.watched:
         return result.exit_code
     from cpulaunch.cli.report import finish_watched_launch

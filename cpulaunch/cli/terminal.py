@@ -20,6 +20,8 @@ COLORS = {"error:": "\x1b[1;31m", "warning:": "\x1b[33m"}
 RESET = "\x1b[0m"
 NOTICE_SECONDS = 0.5
 """How long a process of a launch waits for the reader of stderr, before it drops a message rather than be held."""
+DURING_SECONDS = 0.3
+"""How long it does while workers run: it may have waited LINE_SECONDS for the end of a line before."""
 PART_BYTES = 1 << 12
 """A pipe into which can be written takes so many bytes at once. Source: pipe(7), PIPE_BUF."""
 PAUSE_SECONDS = 0.01
@@ -89,36 +91,37 @@ def json_text(value: Any) -> str:
 def notify(text: str, environ: Mapping[str, str], *, seconds: float | None = None) -> None:
     """Write `cpulaunch: text` to stderr, within so many seconds; a leading `error:` or `warning:` has a colour there.
 
-    Other escape sequences, such as those of a path or of a worker's message, are shown as text.
+    Other escape sequences, such as those of a path or of a worker's message, are shown as text. A leading newline ends
+    the line of another process before.
     """
-    text = escaped_lines(text)
+    lead, text = text[: text.startswith("\n")], escaped_lines(text.removeprefix("\n"))
     word, space, rest = text.partition(" ")
     if word in COLORS and _is_colored(sys.stderr, environ):
         text = f"{COLORS[word]}{word}{RESET}{space}{rest}"
-    write_stderr(f"cpulaunch: {text}", seconds=seconds)
+    write_stderr(f"{lead}cpulaunch: {text}", seconds=seconds)
 
 
-def notify_json(message: Mapping[str, Any], *, seconds: float | None = None) -> None:
-    """Write a message to stderr as one line of JSON."""
+def notify_json(message: Mapping[str, Any], *, lead: str = "", seconds: float | None = None) -> None:
+    """Write a message to stderr as one line of JSON, after the lead."""
     import json
 
-    write_stderr(json.dumps(message), seconds=seconds)
+    write_stderr(lead + json.dumps(message), seconds=seconds)
 
 
-def write_stderr(text: str, *, seconds: float | None = None) -> None:
-    """Write text to stderr, or nothing if stderr cannot be written: the exit code still has to be returned.
+def write_stderr(text: str, *, seconds: float | None = None) -> bool:
+    """Whether the text was written to stderr. If it cannot be, the exit code still has to be returned.
 
     What its reader does not take within so many seconds (None: for ever) is dropped: a stopped reader takes nothing.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     try:
-        _write(sys.stderr, f"{text}\n", "backslashreplace", deadline)
+        return _write(sys.stderr, f"{text}\n", "backslashreplace", deadline)
     except OSError:
-        return
+        return False
 
 
-def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None) -> None:
-    """Effect: writes the text, or what can be written before the deadline (monotonic seconds), in parts.
+def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None) -> bool:
+    """Whether all was written. Effect: writes what can be written before the deadline (monotonic seconds), in parts.
 
     `errors`: the handler of characters that the stream's encoding lacks. A stream without a descriptor (StringIO) takes
     the text whole, and so does any on Windows, where consoles take no bytes and poll(2) is missing. Others are not
@@ -133,12 +136,12 @@ def _write(stream: TextIO, text: str, errors: str, deadline: float | None = None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
         print(text, end="", file=stream, flush=True)
-    else:
-        _write_parts(fd, text.encode(stream.encoding, errors), deadline)
+        return True
+    return _write_parts(fd, text.encode(stream.encoding, errors), deadline)
 
 
-def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
-    """Effect: writes what the descriptor takes before the deadline. Raises: OSError."""
+def _write_parts(fd: int, data: bytes, deadline: float | None) -> bool:
+    """Whether all was written. Effect: writes what the descriptor takes before the deadline. Raises: OSError."""
     own = None
     if deadline is not None and os.isatty(fd):  # It can have room for less than a part, and would wait for more.
         from cpulaunch.system.files.special import open_nonblocking  # Few messages have a deadline.
@@ -151,8 +154,9 @@ def _write_parts(fd: int, data: bytes, deadline: float | None) -> None:
                 left = left[os.write(fd if own is None else own, left[:PART_BYTES]) :]
             except BlockingIOError:  # Also of a terminal that has room, but less than a line end takes.
                 if deadline is not None and time.monotonic() >= deadline:
-                    return
+                    return False
                 time.sleep(PAUSE_SECONDS)
+        return not left
     finally:
         if own is not None:
             os.close(own)

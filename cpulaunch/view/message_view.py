@@ -26,8 +26,11 @@ def error_json(error: CpulaunchError) -> dict[str, Any]:
 
 
 def notice_json(text: str) -> dict[str, Any]:
-    """What a command says on its way as JSON-ready data, schema 1. Text that begins with "warning: " is one."""
-    line, _, hint = text.partition("\nhint: ")
+    """What a command says on its way as JSON-ready data, schema 1. Text that begins with "warning: " is one.
+
+    A leading newline, which ends the line of another process, is no part of it.
+    """
+    line, _, hint = text.removeprefix("\n").partition("\nhint: ")
     level, _, rest = line.partition(": ")
     if level not in LEVELS:
         level, rest = "note", line

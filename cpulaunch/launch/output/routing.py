@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from cpulaunch.launch.output.metrics import LineReader, Metric
     from cpulaunch.launch.process.bind import Notify
 
-LINE_SECONDS = 0.5
-"""How long a message waits for the reader of stderr to take the rest of a worker's line: then it takes no message."""
+LINE_SECONDS = 0.2
+"""How long a message waits for the reader of stderr to take the rest of a worker's line, before it stands inside it.
+
+With the time that writing the message may take, it is less than ANSWER_SECONDS of the watchdog: no signal is read
+meanwhile."""
 
 
 @record
@@ -45,20 +48,21 @@ class OutputRouting:
     """Where workers' lines go to the launcher's own stderr."""
 
     def between_lines(self, notify: Notify | None, failed: Callable[[SinkError], None]) -> Notify | None:
-        """A function that prints a message between lines of the workers, or drops it if stderr takes none in time.
+        """A function that prints a message between lines of the workers; a line that does not end in time is broken.
 
-        Its effect: calls `failed` if the end of a line cannot be written.
+        Then the message begins with a newline. Its effect: calls `failed` if the end of a line cannot be written.
         """
         if notify is None:
             return None
 
         def notify_between_lines(text: str) -> None:
+            lead = ""
             try:
-                if self.stderr is None or self.stderr.end_line(LINE_SECONDS):
-                    notify(text)
+                if self.stderr is not None and not self.stderr.end_line(LINE_SECONDS):
+                    lead = "\n"
             except SinkError as error:
                 failed(error)
-                notify(text)
+            notify(lead + text)
 
         return notify_between_lines
 

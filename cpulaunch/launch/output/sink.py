@@ -69,7 +69,7 @@ class Sink:
         self._pending = bytearray()
         self._last_byte = NEWLINE
         """What was written last, as if a line had ended before."""
-        self._failed = False
+        self._failed = self._abandoned = False
         self._writable: select.poll | None = None
 
     @classmethod
@@ -91,12 +91,12 @@ class Sink:
     @property
     def is_lost(self) -> bool:
         """Whether nothing is written any more: its reader is gone, or it has failed or was abandoned."""
-        return self.reader_gone or self._failed
+        return self.reader_gone or self._failed or self._abandoned
 
     @property
     def is_inside_line(self) -> bool:
-        """Whether a line has been written in part."""
-        return self._last_byte != NEWLINE and not self.is_lost
+        """Whether a line has been written in part, and others may write after it."""
+        return self._last_byte != NEWLINE and not self.reader_gone and not self._failed
 
     @property
     def has_pending(self) -> bool:
@@ -132,7 +132,7 @@ class Sink:
         Effect: writes the rest of a line within so many seconds; if no more of it is known, breaks it.
         """
         deadline = time.monotonic() + seconds
-        while self.is_inside_line:
+        while self.is_inside_line and not self._abandoned:
             if not self._pending:
                 self._break_line()
             elif not self._write_pending(self._pending.find(b"\n") + 1 or len(self._pending)):
@@ -153,7 +153,7 @@ class Sink:
 
     def abandon(self) -> None:
         """Effect: data that still waits is lost, and nothing is written any more."""
-        self._failed = True
+        self._abandoned = True
         self._pending.clear()
 
     def close(self) -> None:

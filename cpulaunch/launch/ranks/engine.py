@@ -195,15 +195,16 @@ def _run_attempts(run: _RankRun, link: GuardLink, spares: list[str]) -> tuple[La
             lost_port = _lost_port(result, reservation)
         if result.first_failure is None or result.output_error is not None or end_requested(result, options):
             return result, run
+        lead = "\n" if result.inside_line else ""
         following = attempts.following(lost_port=lost_port is not None and run.job.master_port is None)
         if following is None:
             if lost_port is not None:
-                run.notify(lost_port)
+                run.notify(lead + lost_port)
             return result, run
         if following.restarts == attempts.restarts:
-            run.notify(f"{lost_port}; restarting the ranks with a new port")
+            run.notify(f"{lead}{lost_port}; restarting the ranks with a new port")
         else:
-            run.notify(_restart_text(result, following.restarts, following.max_restarts))
+            run.notify(lead + _restart_text(result, following.restarts, following.max_restarts))
         attempts = following
 
 

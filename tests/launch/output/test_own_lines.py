@@ -5,12 +5,18 @@ import select
 import subprocess
 import sys
 import threading
+from json import loads
 
 import pytest
 
-from cpulaunch.launch.output.routing import OutputRouting
+from cpulaunch.cli import terminal
+from cpulaunch.cli.run import notifier, run
+from cpulaunch.cli.terminal import DURING_SECONDS
+from cpulaunch.launch.output.routing import LINE_SECONDS, OutputRouting
 from cpulaunch.launch.output.sink import ERASE_LINE, Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
+from cpulaunch.launch.process.watchdog import ANSWER_SECONDS
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from tests.launch.launching import HERE, Launcher, python
 
 SAID = b"said\n"
@@ -89,11 +95,92 @@ def test_a_message_waits_for_the_end_of_one_line(full, monkeypatch):
     assert waiting
 
 
-def test_a_message_that_no_reader_takes_is_dropped(full, monkeypatch):
-    monkeypatch.setattr("cpulaunch.launch.output.routing.LINE_SECONDS", 0.1)
+def said_behind(sink):
+    """The message as it is printed into the descriptor behind what the sink has written."""
+    said = []
+    routing = OutputRouting(sinks=(sink,), stdio=(), streams=(), logs=(), metrics=(), stdin=(), stderr=sink)
+    routing.between_lines(said.append, pytest.fail)(SAID.decode())
+    return "".join(said).encode()
+
+
+def test_a_message_breaks_a_line_that_the_reader_does_not_take_in_time(full):
     sink, _ = full
-    saying(sink, -1)(SAID.decode())
+    assert said_behind(sink) == b"\n" + SAID
     sink.close()
+
+
+def test_a_message_breaks_a_line_whose_rest_was_abandoned(full, monkeypatch):
+    """Without waiting: nothing more of it is written."""
+    monkeypatch.setattr("cpulaunch.launch.output.routing.LINE_SECONDS", 3600)
+    sink, _ = full
+    sink.abandon()
+    assert sink.is_inside_line
+    assert said_behind(sink) == b"\n" + SAID
+    sink.close()
+
+
+def test_a_message_breaks_no_line_if_the_reader_is_gone(full):
+    sink, read = full
+    other = os.dup(read)  # The fixture closes the descriptor.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), read)
+    os.close(other)
+    sink.flush()
+    assert sink.reader_gone
+    assert said_behind(sink) == SAID
+    sink.close()
+
+
+def test_a_message_holds_the_supervisor_for_less_than_the_guard_waits():
+    """While it waits for the end of a line and then for room, no signal is read: half a second at most."""
+    assert LINE_SECONDS + DURING_SECONDS <= 0.5 < ANSWER_SECONDS
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_leading_newline_of_a_message_precedes_all_that_is_printed(json, capfd):
+    show = notifier({}, json=json, seconds=60)
+    show("\nwarning: one")
+    show("two")
+    before, first, second, after = capfd.readouterr().err.split("\n")
+    assert (before, after) == ("", "")
+    if json:
+        assert [loads(line)["message"] for line in (first, second)] == ["one", "two"]
+    else:
+        assert [first, second] == ["cpulaunch: warning: one", "cpulaunch: two"]
+
+
+@pytest.mark.parametrize("inside_line", [False, True])
+def test_the_summary_breaks_a_line_that_the_workers_left(inside_line, tmp_path, monkeypatch, capfd):
+    worker = WorkerResult(index=0, pid=1, exit_code=3, signal=None, last_lines=(), log=None)
+    failed = LaunchResult(exit_code=3, host="h", workers=(worker,), first_failure=0, inside_line=inside_line)
+    monkeypatch.setattr("cpulaunch.cli.run.launch", lambda plan, **options: failed)
+    words = ["--report", str(tmp_path / "r.json"), "--", sys.executable, "-c", ""]
+    assert run(words, {"PATH": os.defpath}, only_plan=False) == 3
+    written = capfd.readouterr().err
+    assert written.removeprefix("\n" * inside_line).startswith("cpulaunch: worker 0")
+    assert "\n\n" not in written
+
+
+def refusing_first(write):
+    """The same function, which writes nothing the first time."""
+    refused = []
+
+    def write_later(text, **options):
+        if refused:
+            return write(text, **options)
+        refused.append(text)
+        return False
+
+    return write_later
+
+
+def test_a_note_breaks_a_line_if_the_summary_could_not_be_written(tmp_path, monkeypatch, capfd):
+    failed = LaunchResult(exit_code=3, host="h", workers=(), inside_line=True)
+    monkeypatch.setattr("cpulaunch.cli.run.launch", lambda plan, **options: failed)
+    monkeypatch.setattr("cpulaunch.launch.supervision.failure_text.summary", lambda result: ())
+    monkeypatch.setattr("cpulaunch.cli.terminal.write_stderr", refusing_first(terminal.write_stderr))
+    words = ["--report", str(tmp_path / "r.json"), "--", sys.executable, "-c", ""]
+    assert run(words, {"PATH": os.defpath}, only_plan=False) == 3
+    assert capfd.readouterr().err == f"\ncpulaunch: report: {tmp_path}/r.json\n"
 
 
 def test_a_line_that_cannot_be_ended_is_a_failure_of_the_output(tmp_path):
