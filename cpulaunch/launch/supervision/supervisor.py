@@ -221,13 +221,12 @@ class Supervisor:
     def _say_what_is_left(self) -> None:
         """Effect: says once, some time after Ctrl-C, which workers the launch still waits for."""
         self._notice_at = None
-        if self._notify is None or not self.state.groups or self.state.killing:
+        if self._notify is None or not self.state.deadlines or self.state.killing:
             return
-        left = count_text(len(self.state.groups), "worker")
-        self._notify(
-            f"interrupted: waiting up to {self.state.grace_seconds:g} seconds for {left} "
-            f"({format_cpulist(self.state.groups)}); Ctrl-C again kills at once"
-        )
+        left = f"{count_text(len(self.state.groups), 'worker')} ({format_cpulist(self.state.groups)})"
+        seconds = -int((max(self.state.deadlines.values()) - self._clock()) // -1)  # Rounded up.
+        time_left = count_text(seconds, "second")
+        self._notify(f"interrupted: waiting up to {time_left} for {left}; Ctrl-C again kills at once")
 
     def _poll_milliseconds(self) -> float:
         """How long to wait for an event."""

@@ -3,9 +3,12 @@
 import os
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
+from cpulaunch.launch.supervision.state_machine import SupervisionState
+from cpulaunch.launch.supervision.supervisor import Supervisor
 from cpulaunch.system.libc import is_linux
 from tests.launch.launching import python
 from tests.strangers import UID, needs_root
@@ -248,3 +251,15 @@ def test_children_that_end_all_the_time_delay_nothing_else():
     code = python(COMMON + WITHOUT_OUTPUT + CHILDREN, "sleep 3; exit 4")
     done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\n{0: 4}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "seconds"), [({0: 140.0}, "31 seconds"), ({0: 109.1, 1: 110.0}, "1 second"), ({}, None)]
+)
+def test_after_ctrl_c_the_rest_of_the_grace_period_is_named(deadlines, seconds):
+    """Some of it may be over, as the launch ends since a SIGTERM."""
+    said = []
+    state = SupervisionState(grace_seconds=40, groups=frozenset({0, 1}), deadlines=deadlines)
+    supervisor = SimpleNamespace(state=state, _notify=said.append, _clock=lambda: 109.01)
+    Supervisor._say_what_is_left(supervisor)
+    assert [line.partition(" for ")[0] for line in said] == [f"interrupted: waiting up to {seconds}"][: len(deadlines)]
