@@ -233,7 +233,10 @@ def end_requested(result: LaunchResult, options: SupervisorOptions) -> bool:
     poll, paused = select.poll(), result.paused
     poll.register(options.control, select.POLLIN)
     while poll.poll(None if paused else 0):
-        numbers = os.read(options.control, 4096)
+        try:
+            numbers = os.read(options.control, 4096)
+        except BlockingIOError:  # Another process has read it, where the pipe is not a private one.
+            continue
         if not numbers and options.cgroup is not None:
             options.cgroup.remove()
         if not numbers or any(number in ENDING or number in options.ending_signals for number in numbers):

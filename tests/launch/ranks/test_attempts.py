@@ -297,6 +297,19 @@ def test_a_stopped_launch_waits_between_two_attempts(paused, numbers, later, ask
     assert found == [asked]
 
 
+def test_a_signal_between_two_attempts_that_another_process_reads_does_not_count(monkeypatch):
+    read, write = private_pipe()
+    os.set_blocking(read, False)
+    options = SupervisorOptions(inherited=Inherited(signal_mask=frozenset()), grace_seconds=1, control=read)
+    os.write(write, bytes([signal.SIGTERM]))
+    take = os.read
+    monkeypatch.setattr(os, "read", lambda fd, size: (take(fd, size), take(fd, size))[1])
+    assert not end_requested(LaunchResult(exit_code=3, host="h", workers=()), options)
+    monkeypatch.undo()
+    os.close(read)
+    os.close(write)
+
+
 LEAVING = """
     if attempt == 0:
         if os.fork() == 0:
