@@ -146,7 +146,8 @@ class Sink:
         if self.line_owner is not None:
             self.line_owner.break_line()
             return
-        self.send(self.redraw_separator if self._last_byte == CARRIAGE_RETURN else b"\n")
+        is_bar = self._last_byte == CARRIAGE_RETURN and self.redraw_owner is not None  # Else a \n may follow the \r.
+        self.send(self.redraw_separator if is_bar else b"\n")
         self.needs_newline, self.redraw_owner = False, None
         if not self._pending:
             self._last_byte = NEWLINE

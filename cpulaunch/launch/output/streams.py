@@ -129,8 +129,8 @@ class OutputRoute:
         if self._prefix:
             if self.sink.redraw_owner not in (None, self):
                 lead = self.sink.redraw_separator + lead
-            self.sink.redraw_owner = self if data.endswith(b"\r") else None
             data = self._prefixed(data)
+        self.sink.redraw_owner = self if data.endswith(b"\r") else None
         self.sink.send(lead + data)
 
     def _prefixed(self, data: bytes) -> bytes:

@@ -40,6 +40,7 @@ FEEDS = {
     "a part of a line": (b"", [b"a"], [b"b\n"], b"a\n" + SAID + b"b\n"),
     "a part of a line that is held back": (b"[0] ", [b"a\nb"], [b"c\n"], b"[0] a\n" + SAID + b"[0] bc\n"),
     "a part of a long line": (b"[0] ", [LONG], [b"y\n"], b"[0] " + LONG + b"\n" + SAID + b"[0] y\n"),
+    "a line end in part": (b"", [b"a\r"], [b"\n"], b"a\r\n" + SAID + b"\n"),
     "a progress bar": (b"[0] ", [b"1%\r2"], [b"%\n"], b"[0] 1%\r" + ERASE_LINE + SAID + b"[0] 2%\n"),
 }
 
