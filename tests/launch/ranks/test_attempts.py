@@ -17,8 +17,9 @@ from cpulaunch.launch.process.spawn import Inherited
 from cpulaunch.launch.ranks import engine
 from cpulaunch.launch.ranks.engine import end_requested
 from cpulaunch.launch.supervision.options import SupervisorOptions
-from cpulaunch.launch.supervision.result import LaunchResult
+from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
 from cpulaunch.records.errors import LEAVE_FOLDERS, LaunchError
+from cpulaunch.records.record import replace
 from cpulaunch.system.libc import is_linux, private_pipe
 from cpulaunch.system.signals import ENDING
 from tests.launch.launching import alive, eventually, sleeps
@@ -308,6 +309,31 @@ def test_a_signal_between_two_attempts_that_another_process_reads_does_not_count
     monkeypatch.undo()
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize(("inside_line", "lead"), [(True, "\n"), (False, "")])
+def test_a_restart_is_said_on_a_new_line(inside_line, lead, monkeypatch):
+    rank = WorkerResult(index=0, pid=1, exit_code=3, signal=None, rank=0)
+    failed = LaunchResult(exit_code=3, host="h", workers=(rank,), first_failure=0, inside_line=inside_line)
+    results = [failed, replace(failed, exit_code=0, first_failure=None)]
+    monkeypatch.setattr(engine, "_run_attempt", lambda *args, **options: results.pop(0))
+    monkeypatch.setattr(engine, "_lost_port", lambda *args: None)
+    said, (read, write) = [], private_pipe()
+    job = SimpleNamespace(max_restarts=1, master_port=None, signals=())
+    launch_options = SimpleNamespace(grace_seconds=1)
+    run = SimpleNamespace(
+        plan=SimpleNamespace(launch=launch_options),
+        job=job,
+        private=None,
+        memory_events=None,
+        notify=said.append,
+        on_started=None,
+    )
+    link = SimpleNamespace(inherited=None, control=read, guards=(), cgroup=None, adopts_orphans=False)
+    engine._run_attempts(run, link, [])
+    os.close(read)
+    os.close(write)
+    assert said == [f"{lead}rank 0 failed (exit code 3): restarting it, attempt 2 of 2"]
 
 
 LEAVING = """
