@@ -181,7 +181,7 @@ def test_a_source_that_takes_too_long_is_not_checked(
 ) -> None:
     """Each loop's words are looked for among all nodes."""
     monkeypatch.setattr(session, "MAX_SECONDS", 1)
-    loops = "for b in DataLoader(d, **k):\n    net(b).backward()\n    opt.step()\n" * 3000
+    loops = "for b in DataLoader(d, **k):\n    net(b).backward()\n    opt.step()\n" * 12_000
     text = f"import torch\nfrom torch.utils.data import DataLoader\nk = dict(batch_size=4)\n{loops}"
     path, other = write(tmp_path, "a.py", text), write(tmp_path, "b.py", SLOW)
     code, out, err = check(capfd, path, other)

@@ -26,7 +26,8 @@ FORKS = """
         return pid
 
     def print_ends(*pids):
-        print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), flush=True)
+        ends = [str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) for pid in pids]
+        os.write(1, f"{' '.join(ends)}\\n".encode())  # At once: several processes write.
 """
 """A forked process exits with the number of the signal that it gets: the lower one, should it have both."""
 
