@@ -140,7 +140,7 @@ def test_descriptors_that_run_out_leave_no_directory(watched, launcher):
     assert "Traceback" not in outcome.error
 
 
-@pytest.mark.parametrize("descriptors", range(46, 59))
+@pytest.mark.parametrize("descriptors", range(50, 59))
 def test_a_launch_leaves_no_directory_wherever_descriptors_run_out(watched, runs, descriptors):
     """The guards hold some in reserve, as the supervisor may have none left when it is to remove the directory."""
     outcome = watched.run(["/bin/true"], prefix=inheriting(descriptors, "-n 64"))
