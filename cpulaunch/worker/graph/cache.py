@@ -36,7 +36,7 @@ from cpulaunch.worker.graph.eligibility import (
     parts_of,
     uses_other_device,
 )
-from cpulaunch.worker.graph.module_state import Key, ModuleState
+from cpulaunch.worker.graph.module_state import LAST_ASKING_PAUSE, Key, ModuleState
 from cpulaunch.worker.graph.onednn import UnboundedError
 from cpulaunch.worker.graph.precision import is_on_cpu
 from cpulaunch.worker.graph.trace import RefusedError
@@ -204,7 +204,7 @@ class Captures:
         if state.is_pending(key, now):
             return self._postponed(state, eager)
         if is_being_tried(call, state.weights):
-            state.postpone(key, now)
+            state.postpone(key, now, longest=LAST_ASKING_PAUSE)
             return self._postponed(state, eager)
         if not (self.usage.affords_capture(now) or is_prepared(call, state.weights)):
             return self._postponed(state, eager)

@@ -26,8 +26,12 @@ MIN_RECURRING = 0.25
 MAX_DRAWS = 4
 """A module in whose calls so often random numbers were drawn draws them itself, although other threads might have."""
 
-FIRST_PAUSE, LAST_PAUSE = 0.25, 8.0
-"""Seconds before a capture that is pending is tried again: doubled each time."""
+FIRST_PAUSE, LAST_PAUSE, LAST_ASKING_PAUSE = 0.25, 8.0, 1.0
+"""Seconds before a capture that is pending is tried again: doubled each time, up to the second.
+
+Up to the third while its graph is being tried: to ask for the outcome takes some 2 ms, and a program that has it sooner
+saves more. A helper that has starved is replaced when it is asked, too.
+"""
 
 
 class ModuleState:
@@ -124,9 +128,12 @@ class ModuleState:
         calls = self._first_seen + self._seen_again
         return not self.captures and self._first_seen > FRUITLESS_KEYS and self._seen_again < MIN_RECURRING * calls
 
-    def postpone(self, key: Key, now: float) -> None:
-        """Effect: the capture of this signature is tried again after a pause, twice as long each time."""
-        _, pause = self._pending.pop(key, (0.0, FIRST_PAUSE))
+    def postpone(self, key: Key, now: float, *, longest: float = LAST_PAUSE) -> None:
+        """Effect: the capture of this signature is tried again after a pause, twice as long each time.
+
+        `longest`: limit for the pause, in seconds.
+        """
+        pause = min(self._pending.pop(key, (0.0, FIRST_PAUSE))[1], longest)
         if len(self._pending) >= MAX_KEYS:
             del self._pending[next(iter(self._pending))]
         self._pending[key] = (now + pause, min(2 * pause, LAST_PAUSE))

@@ -162,6 +162,32 @@ def test_time_spent_on_captures_does_not_keep_a_prepared_one_from_being_finished
     assert answers.asked == asked
 
 
+def test_the_outcome_of_a_trial_is_asked_for_each_second(model: nn.Module, monkeypatch) -> None:
+    """A graph that is there after 30 s must not be used 8 s later than it could be."""
+    monkeypatch.setattr(eligibility, "FREE_SECONDS", 0.0)
+    clock = [0.0]
+    monkeypatch.setattr(cache.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cache, "is_too_early", lambda *given, **named: False)
+    answers, value = Answers(), torch.randn(2, 3, 8, 8)
+
+    def engine(call: Call, eager: Any, weights: Weights) -> Captured:
+        return capture(call, eager, weights, Precision(None), answers)  # type: ignore[arg-type]
+
+    made = Captures(TorchSettings(graph="onednn"), engine)
+
+    def asked_in(seconds: int) -> int:
+        before = answers.asked
+        with torch.no_grad():
+            for _ in range(10 * seconds):
+                made.call(model, (value,), {}, lambda _: model(value), outermost=True)
+                clock[0] += 0.1
+        return answers.asked - before
+
+    asked_in(10)
+    assert answers.asked > 0
+    assert 15 <= asked_in(20) <= 20
+
+
 def test_a_call_that_is_too_long_to_be_captured_is_not_traced(model: nn.Module, monkeypatch, tmp_path: Path) -> None:
     """Its graph, which would run as long, would be refused after the trace."""
     clock, traced = [0.0], []

@@ -161,7 +161,7 @@ def test_a_postponed_mode_is_tried_later_and_may_win() -> None:
             decision.postpone(mode, seconds)
         else:
             decision.add(mode, seconds)
-    assert asked[:900].count("graph") < 10
+    assert 9 < asked[:900].count("graph") < 13
     assert decision.chosen == "graph"
     assert asked.count("graph") > 4000
 
