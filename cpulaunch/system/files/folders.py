@@ -374,7 +374,8 @@ def make_secure_folder(path: str, *, users_group: bool = False) -> str:
     try:
         real, status = os.path.realpath(path), os.fstat(folder)
         _check(insecure_part(real, users_group=users_group), path)
-        _check(f"{real} may be written by others" if lets_others_make(real, status) else None, path)
+        shared = lets_others_make(real, status, users_group=users_group)
+        _check(f"{real} may be written by others" if shared else None, path)
         if os.path.samestat(status, os.lstat(real)):
             return real
     finally:

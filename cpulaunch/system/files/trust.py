@@ -278,9 +278,9 @@ def _writer(part: Part, *, first_level: bool = False, closed: bool = False, user
     return _mode_writer(where, status, closed=closed, users_group=users_group)
 
 
-def lets_others_make(where: str, folder: os.stat_result) -> bool:
+def lets_others_make(where: str, folder: os.stat_result, *, users_group: bool = False) -> bool:
     """Whether others can make files in a folder that is safe because it is sticky."""
-    return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder) is not None
+    return bool(folder.st_mode & stat.S_ISVTX) and _mode_writer(where, folder, users_group=users_group) is not None
 
 
 def _mode_writer(where: str, status: os.stat_result, *, closed: bool = False, users_group: bool = False) -> str | None:

@@ -410,3 +410,30 @@ def test_the_group_with_this_users_number_counts_as_another_user_only_for_code(s
         assert os.stat(f"{strangers}/new").st_mode & 0o777 == 0o700
 
     as_stranger(make)
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o2775, 0o3775], ids=oct)
+def test_a_volume_of_this_users_group_itself_may_be_sticky(strangers: Path, mode: int) -> None:
+    os.chown(strangers, 0, UID)
+    strangers.chmod(mode)
+
+    def make() -> None:
+        with pytest.raises(PermissionError, match="may be written by"):
+            make_secure_folder(str(strangers))
+        assert make_secure_folder(str(strangers), users_group=True) == str(strangers)
+
+    as_stranger(make)
+
+
+@needs_root
+@pytest.mark.parametrize(("group", "mode"), [(UID + 1, 0o3775), (UID, 0o3777)])
+def test_a_sticky_volume_in_which_others_can_make_files_is_refused(strangers: Path, group: int, mode: int) -> None:
+    os.chown(strangers, 0, group)
+    strangers.chmod(mode)
+
+    def make() -> None:
+        with pytest.raises(PermissionError, match="may be written by others"):
+            make_secure_folder(str(strangers), users_group=True)
+
+    as_stranger(make)
