@@ -14,7 +14,8 @@ TOP_LEVEL = {"__init__", "__main__", "ccl"}
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
     "system.files": {"records"},
-    "system": {"records", "system.files"},
+    "system.tcp": set(),
+    "system": {"records", "system.files", "system.tcp"},
     "profile": {"records", "system.files", ""},
     "schedulers": {"records"},
     "probe.software": {"records", "system"},
@@ -31,7 +32,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch.monitor": {"records", "system", "launch.process"},
     "launch.supervision": {"records", "system", "launch.output", "launch.process", "launch.monitor"},
     "launch.ranks": {"records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"},
-    "launch.hosts.agent": {"records", "system", "launch.process", "launch.ranks", "launch.supervision"},
+    "launch.hosts.agent": {
+        *("records", "system", "system.tcp", "launch.process", "launch.ranks", "launch.supervision"),
+    },
     "launch.hosts": {
         *("records", "system", "launch.output", "launch.process", "launch.monitor", "launch.supervision"),
         *("launch.ranks", "launch.hosts.agent"),

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import _socket
 import errno
 import ipaddress
 import os
 import re
 import socket
-import stat
-import struct
 import sys
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from operator import index
+
+from cpulaunch.system.tcp.connections import clients_of, is_acknowledged, is_idle, listens
+from cpulaunch.system.tcp.owners import ESTABLISHED, LISTEN, MAPPED, ends_of_connection, owner_of_server, place_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    Server = tuple[str, int]
+    from cpulaunch.system.tcp.owners import Server
 
 BACKLOG = 2048
 """Source: torch/csrc/distributed/c10d/socket.cpp."""
@@ -35,27 +35,15 @@ Source: github.com/pytorch/pytorch, pull request 150215.
 """
 RETRY_SECONDS, RETRIES = 0.02, 10
 """For a port at which another process listens for a moment only."""
-MAX_DESCRIPTORS = 1 << 12
-"""Descriptors looked at without /proc."""
 TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
 """Position of `timeout` after host and port, and its default. Source: torch/csrc/distributed/c10d/Store.hpp."""
 POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_SHARE = 0.005, 0.05, 0.05
 """Pauses while a client waits for its server: this share of how long it has waited, within these limits."""
 ATTEMPT_SECONDS = 3.0
-"""How long a client tries to connect to a server whose listener this host does not have."""
+"""How long a client tries to connect to a server whose listener this host does not have, and to hear from it then."""
 SILENT_SECONDS = 5.0
 """After which a client that waits says that another user listens there."""
 ROOT_UID = 0
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, NLMSG_ERROR = 4, 20, 1, 2
-ESTABLISHED, LISTEN = 1, 10
-"""Source: sock_diag(7), linux/netlink.h, netinet/tcp.h."""
-LOOPBACK_INDEX = 1
-"""The index of lo, without which the kernel skips listeners bound to it. Source: net/flow.h, LOOPBACK_IFINDEX."""
-MAPPED = "::ffff:"
-ERROR_AT, STATE_AT, OWNER_AT = 16, 17, 80
-"""Where an answer has its error, or else the socket's state, and its user and inode. Source: linux/inet_diag.h."""
-TELLS_LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
-"""Errors that pass, some of which other users can bring about. All others are of kernels that never tell."""
 
 
 class StrangerError(RuntimeError):
@@ -139,7 +127,7 @@ def _retried_listener(address: str, port: int) -> socket.socket | None:
         try:
             return loopback_listener(address, port)
         except OSError as error:  # Kept beyond this block, it would keep its frames, and the store with them.
-            if error.errno == errno.EADDRINUSE and _listens(port):
+            if error.errno == errno.EADDRINUSE and listens(port):
                 return None
             if not left:
                 text = f"the store cannot listen at {address}, port {port}: {error.strerror}"
@@ -161,48 +149,6 @@ def loopback_listener(address: str, port: int) -> socket.socket:
     return listener
 
 
-def _listens(port: int) -> bool:
-    """Whether a socket of this process listens at this TCP port."""
-    return any(_listens_at(descriptor, port) for descriptor in _sockets())
-
-
-def _sockets() -> list[int]:
-    """The descriptors of this process's sockets."""
-    try:
-        descriptors = [int(name) for name in os.listdir("/dev/fd")]
-    except OSError:
-        descriptors = list(range(MAX_DESCRIPTORS))
-    return [descriptor for descriptor in descriptors if _is_socket(descriptor)]
-
-
-def _is_socket(descriptor: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
-    except OSError:
-        return False
-
-
-def _listens_at(descriptor: int, port: int) -> bool:
-    with suppress(OSError), closing(_socket_of(descriptor)) as found:
-        listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        return bool(listens) and found.getsockname()[1:2] == (port,)  # The name of a Unix socket is a text.
-    return False  # Another thread has closed it.
-
-
-def _socket_of(descriptor: int) -> _socket.socket:
-    """A copy of a socket. Raises: OSError.
-
-    By itself Python would make it, and so the socket, a nonblocking one if the program has set a default timeout, as
-    would a class that the program has put in place of Python's.
-    """
-    copy = os.dup(descriptor)
-    try:
-        return _socket.socket(type=socket.SOCK_STREAM | getattr(socket, "SOCK_NONBLOCK", 0), fileno=copy)
-    except OSError:
-        os.close(copy)
-        raise
-
-
 def connected(
     connect: Callable[[str], Any],
     servers: Sequence[Server],
@@ -217,18 +163,18 @@ def connected(
     forever for one that accepts it and says nothing. Then the connection is looked at: torch tries again if the server
     has gone meanwhile. `serves`: `connect` itself starts the server. Unless `patient`, another user who listens is an
     error at once, and a server may be on another host: at an address of that, or behind a port that root's rules
-    forward. Raises: RuntimeError.
+    forward. Raises: RuntimeError, or OSError if owners may be known later.
     """
     trusted = trusted_users(servers[0][0])
     if not trusted:
         return connect(servers[0][0])
     deadline = time.monotonic() + seconds
     server = servers[0] if serves else _wait_for_server(servers, trusted, seconds, patient=patient)
-    others = _clients_of(server)
+    before = clients_of(server)
     store = connect(server[0])
-    clients = _clients_of(server).keys() - others
+    clients = clients_of(server).keys() - before
     where = f"at {server[0]}, port {server[1]}"
-    owners = [_owner_of_connection(server, client, trusted, deadline) for client in clients] or [None]
+    owners = [_owner_of_connection(server, each, trusted, deadline, patient=patient) for each in clients] or [None]
     for owner in owners:
         if owner is None:
             raise StrangerError(f"the server {where}, has gone or is no longer one of this user")
@@ -264,8 +210,11 @@ def _wait_for_server(
                 _say(f"{text}; waiting for rank 0 of this user or root")
         if waited >= seconds:
             raise _timeout_error(servers[0], seconds, other)
-        # The kernel announces no listeners of other processes.
-        time.sleep(min(max(POLL_SECONDS, waited * POLL_SHARE), LONGEST_POLL_SECONDS))
+        _pause(waited)  # The kernel announces no listeners of other processes.
+
+
+def _pause(waited: float) -> None:
+    time.sleep(min(max(POLL_SECONDS, waited * POLL_SHARE), LONGEST_POLL_SECONDS))
 
 
 def _say(text: str) -> None:
@@ -274,39 +223,55 @@ def _say(text: str) -> None:
 
 
 def _leads_elsewhere(server: Server, trusted: frozenset[int], seconds: float) -> bool:
-    """Whether a connection to this address and port is accepted, and ends on another host. Effect: makes one."""
+    """Whether a connection to this address and port is accepted, and does not end here. Effect: makes one."""
     try:
         with socket.create_connection(server, timeout=seconds) as probe:
-            return _ends_elsewhere(server, _place(probe.getsockname()), trusted)
+            return not _may_end_here(server, place_of(probe.getsockname()), trusted)
     except OSError:
         return False
 
 
-def _owner_of_connection(server: Server, client: Server, trusted: frozenset[int], deadline: float) -> int | None:
-    """The user who has the server's end of this connection, once it is accepted; root if it is on another host.
+def _owner_of_connection(
+    server: Server, client: Server, trusted: frozenset[int], deadline: float, *, patient: bool
+) -> int | None:
+    """The user who has the server's end of this connection, once it is accepted; root if root's rules forward it.
 
-    None if it is closed, or not accepted in time.
+    None if it is closed, or not accepted in time, or forwarded and the client is `patient`.
     """
+    start = time.monotonic()
     while (owner := owner_of_server(server, client)) is None:
-        if _ends_elsewhere(server, client, trusted):
+        if not patient and _ends_elsewhere(server, client, trusted):
             return ROOT_UID  # Only root can forward what goes to an address of this host.
-        if _clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
+        if clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
             return None
-        time.sleep(POLL_SECONDS)  # The kernel does not announce when the server accepts a connection.
+        _pause(time.monotonic() - start)  # The kernel does not announce when the server accepts a connection.
     return owner
 
 
 def _ends_elsewhere(server: Server, client: Server, trusted: frozenset[int]) -> bool:
-    """Whether this host has only the client's end of an open connection. Raises: OSError if it may tell later.
+    """Whether an open connection to an address of this host has its other end on another one, or at another port here.
 
-    The kernel shows the server's end before it is accepted too, except that a listener whose queue is full may have
-    none: where another user listens, the connection counts as that user's. The client's end is asked for last: it is no
-    longer open if the server's was closed before.
+    That this host shows no such end is no proof: every user may close one that is bound to another device, so that the
+    client does not notice, and let a listener drop what the client sends then. But what acknowledges a packet after the
+    look is no end that was closed before, nor a new one of this host: a connection gets a new one only by its first
+    data, while that is not acknowledged (SYN cookies). Raises: OSError if the kernel may tell later.
     """
-    found = _socket_at(server, client)
-    if found is not None and not (found[0] == LISTEN and found[1] in trusted):
-        return False
-    return owner_of_server(client, server) is not None
+    return (
+        is_idle(server, client)
+        and not _may_end_here(server, client, trusted)
+        and is_acknowledged(server, client, ATTEMPT_SECONDS)
+        and not _may_end_here(server, client, trusted)
+    )
+
+
+def _may_end_here(server: Server, client: Server, trusted: frozenset[int]) -> bool:
+    """Whether this host has the server's end of a connection, or a listener of another user who may yet accept it.
+
+    The kernel shows an end before it is accepted too, except that a listener whose queue is full may have none.
+    Raises: OSError if it may tell later.
+    """
+    ends = ends_of_connection(server, client)
+    return any(state != LISTEN or user not in trusted for state, user, _ in ends)
 
 
 def trusted_users(address: str) -> frozenset[int]:
@@ -321,71 +286,6 @@ def trusted_users(address: str) -> frozenset[int]:
     with own:
         owner = owner_of_server(own.getsockname()[:2])
     return frozenset() if owner is None else frozenset({ROOT_UID, owner})
-
-
-def owner_of_server(server: Server, client: Server | None = None) -> int | None:
-    """The user of the socket that a client on this host reaches at one of its addresses and ports; None if unknown.
-
-    An address of one link has the number of its interface behind "%".
-
-    It is that of a connection, if its `client` is given, once it is accepted and as long as it is not closed; else the
-    listener that the kernel would give a new connection. Users without a number in this namespace are 65534.
-    Raises: OSError if it may tell later.
-    """
-    state, user, inode = _socket_at(server, client) or (0, 0, 0)
-    return user if inode and state == (ESTABLISHED if client else LISTEN) else None
-
-
-def _socket_at(server: Server, client: Server | None) -> tuple[int, int, int] | None:
-    """State, user and inode of the socket that the kernel would give a packet of this client; None if unknown.
-
-    It is the listener's, if there is none of the connection. The inode is 0 before it is accepted.
-    Source: sock_diag(7); Linux, net/ipv4/inet_diag.c, inet_diag_find_one_icsk. Raises: OSError if it may tell later.
-    """
-    interface, server = int(server[0].partition("%")[2] or LOOPBACK_INDEX), _place(server)
-    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
-    places = [(server[0], server[1]), client or (server[0], 0)]
-    question = struct.pack("=BBHI", family, socket.IPPROTO_TCP, 0, 0)
-    question += b"".join(port.to_bytes(2, "big") for _, port in places)
-    question += b"".join(socket.inet_pton(family, address).ljust(16, b"\0") for address, _ in places)
-    question += struct.pack("=Iq", interface, -1)  # Any cookie.
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
-            kernel.connect((0, 0))  # Only the kernel can answer.
-            kernel.send(struct.pack("=IHHII", 16 + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0) + question)
-            answer = kernel.recv(1 << 12, socket.MSG_DONTWAIT)
-        _raise_error_of(answer)
-    except (AttributeError, ValueError):  # Not Linux, or the program has put another class in place of Python's.
-        return None
-    except OSError as error:
-        if error.errno in TELLS_LATER:
-            raise
-        return None
-    user, inode = struct.unpack_from("=II", answer, OWNER_AT)
-    return answer[STATE_AT], int(user), int(inode)
-
-
-def _raise_error_of(answer: bytes) -> None:
-    """Raises: OSError if this answer of the kernel is an error."""
-    if struct.unpack_from("=H", answer, 4)[0] == NLMSG_ERROR:
-        number = -struct.unpack_from("=i", answer, ERROR_AT)[0]
-        raise OSError(number, os.strerror(number))
-
-
-def _clients_of(server: Server) -> dict[Server, int]:
-    """Address and port of each connection that this process has to a server, and its state."""
-    found, server = {}, _place(server)
-    for descriptor in _sockets():
-        with suppress(OSError), closing(_socket_of(descriptor)) as each:
-            if each.family in (socket.AF_INET, socket.AF_INET6) and _place(each.getpeername()) == server:
-                state = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]  # An error if it is not of TCP.
-                found[_place(each.getsockname())] = state
-    return found
-
-
-def _place(name: tuple[Any, ...]) -> Server:
-    """Address, without a scope, and port of a socket's name. torch connects to addresses of IPv4 by sockets of IPv6."""
-    return str(name[0]).partition("%")[0].removeprefix(MAPPED), int(name[1])
 
 
 def _timeout_error(server: Server, seconds: float, owner: int | None) -> Exception:

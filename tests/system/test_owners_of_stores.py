@@ -16,7 +16,9 @@ from types import SimpleNamespace
 import pytest
 
 from cpulaunch.system import loopback_store
-from cpulaunch.system.loopback_store import StrangerError, connected, loopback_listener, on_loopback, owner_of_server
+from cpulaunch.system.loopback_store import StrangerError, connected, loopback_listener, on_loopback
+from cpulaunch.system.tcp import connections, owners
+from cpulaunch.system.tcp.owners import owner_of_server
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose sockets are at a port")
@@ -124,8 +126,8 @@ def test_a_client_that_waits_says_once_who_listens(listen, monkeypatch, capfd):
 
 
 def test_the_error_names_a_stranger_who_has_gone_again(monkeypatch):
-    owners = iter([os.geteuid(), UID])  # Of the socket that is asked for first, and of a server.
-    monkeypatch.setattr(loopback_store, "owner_of_server", lambda *arguments: next(owners, None))
+    users = iter([os.geteuid(), UID])  # Of the socket that is asked for first, and of a server.
+    monkeypatch.setattr(loopback_store, "owner_of_server", lambda *arguments: next(users, None))
     with pytest.raises(RuntimeError, match=f"timed out.*with uid {UID}"):
         on_loopback(never)("127.0.0.1", 1, timeout=SOON)
 
@@ -221,7 +223,7 @@ def test_a_socket_that_cannot_be_looked_at_leaves_no_descriptor(tmp_path):
     with (tmp_path / "file").open("w") as file:
         before = os.listdir("/dev/fd")
         with pytest.raises(OSError, match=os.strerror(errno.ENOTSOCK)):
-            loopback_store._socket_of(file.fileno())
+            connections.socket_of(file.fileno())
         assert os.listdir("/dev/fd") == before
 
 
@@ -238,7 +240,7 @@ def test_sockets_of_the_process_still_block_after_they_were_looked_at(accepted):
 
 
 def test_without_an_answer_of_the_kernel_a_client_connects_at_once(monkeypatch):
-    monkeypatch.setattr(loopback_store, "NETLINK_SOCK_DIAG", 31)
+    monkeypatch.setattr(owners, "NETLINK_SOCK_DIAG", 31)
     assert on_loopback(lambda *arguments, **options: "store")("127.0.0.1", 1) == "store"
 
 
@@ -276,7 +278,7 @@ def test_a_kernel_that_cannot_answer_now_is_none_that_never_tells(monkeypatch, n
 
 def test_an_error_that_the_kernel_answers_is_raised():
     with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-        loopback_store._raise_error_of(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.EINVAL) + bytes(16))
+        owners._raise_error_of(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.EINVAL) + bytes(16))
 
 
 @needs_root
@@ -320,38 +322,3 @@ def test_without_a_server_the_error_is_torchs_own():
                 make_store("127.0.0.1", port, 2, False, SOON)
             texts.append(str(caught.value).splitlines()[0])
     assert texts[0] == texts[1]
-
-
-def missing_at(port, found=None):
-    """A function in place of `_socket_at` that finds this socket, or none, at a port, and all others."""
-    socket_at = loopback_store._socket_at
-    return lambda server, client: found if server[1] == port else socket_at(server, client)
-
-
-@pytest.mark.parametrize("listener", [None, (loopback_store.LISTEN, os.geteuid(), 1)], ids=["no", "own"])
-def test_a_client_reaches_a_server_behind_a_port_that_root_forwards(monkeypatch, listener):
-    """Such as a container's, published at an address of this host: no socket here has the server's end."""
-    with loopback_listener("127.0.0.1", 0) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(port, listener))
-        with connected(lambda at: connection(at, port), [("127.0.0.1", port)], 60, patient=False) as store:
-            assert store.getpeername() == server.getsockname()
-
-
-@pytest.mark.parametrize(
-    "found", [(loopback_store.LISTEN, UID, 1), (3, 0, 0), (loopback_store.ESTABLISHED, 0, 0)], ids=str
-)
-def test_a_connection_that_this_host_may_yet_accept_is_none_to_another_host(monkeypatch, found):
-    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
-        place = server.getsockname()
-        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(place[1], found))
-        assert not loopback_store._ends_elsewhere(place, client.getsockname(), frozenset({0, os.geteuid()}))
-
-
-def test_a_closed_connection_is_none_to_another_host(monkeypatch):
-    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
-        server.accept()[0].close()
-        assert client.recv(1) == b""
-        place = server.getsockname()
-        monkeypatch.setattr(loopback_store, "_socket_at", missing_at(place[1]))
-        assert not loopback_store._ends_elsewhere(place, client.getsockname(), frozenset({0, os.geteuid()}))

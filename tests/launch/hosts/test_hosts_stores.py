@@ -81,14 +81,15 @@ def test_where_nobody_listens_here_the_other_addresses_of_the_name_are_tried(mon
     """Never the name itself, whose own address a stranger may take meanwhile. 127.0.0.2 stands for another host's."""
     monkeypatch.setattr(reachability, "addresses", lambda host: [(socket.AF_INET, f"127.0.0.{n}") for n in (2, 1)])
     monkeypatch.setattr(reachability, "_is_own", lambda family, address: address == "127.0.0.1")
-    with loopback_listener("127.0.0.2", 0) as listener:
-        port, socket_at = listener.getsockname()[1], loopback_store._socket_at
+    with loopback_listener("127.0.0.2", 0) as server:
+        port = server.getsockname()[1]
         monkeypatch.setattr(
-            loopback_store, "_socket_at", lambda *asked: (asked[0][1] != port and socket_at(*asked)) or None
+            loopback_store, "owner_of_server", lambda *asked: None if asked[0][1] == port else os.geteuid()
         )
+        monkeypatch.setattr(loopback_store, "ends_of_connection", lambda *asked: [])
         make_store = of_no_stranger(lambda host, port, **options: socket.create_connection((host, port)))
         with make_store("name", port, is_master=False, timeout=LATER) as store:
-            assert store.getpeername() == listener.getsockname()
+            assert store.getpeername() == server.getsockname()
 
 
 @pytest.mark.parametrize("case", ["elsewhere", "any port", "a kernel that does not tell"])

@@ -7,7 +7,7 @@ import time
 
 from cpulaunch.records.endpoint import is_loopback_name
 from cpulaunch.records.errors import LaunchError
-from cpulaunch.system.loopback_store import TELLS_LATER
+from cpulaunch.system.tcp.owners import TELLS_LATER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
