@@ -156,20 +156,23 @@ def connected(
     *,
     serves: bool = False,
     patient: bool = True,
+    others: Sequence[Server] = (),
 ) -> Any:
     """The client that `connect` makes, of a server of this user or root; of any where owners of sockets are unknown.
 
     It connects to the first of these addresses of this host at which such a server listens: torch's client waits
     forever for one that accepts it and says nothing. Then the connection is looked at: torch tries again if the server
     has gone meanwhile. `serves`: `connect` itself starts the server. Unless `patient`, another user who listens is an
-    error at once, and a server may be on another host: at an address of that, or behind a port that root's rules
-    forward. Raises: RuntimeError, or OSError if owners may be known later.
+    error at once, and a server may be behind a port that root's rules forward, or else at one of the `others`, which
+    are addresses of other hosts. Raises: RuntimeError, or OSError if owners may be known later.
     """
     trusted = trusted_users(servers[0][0])
     if not trusted:
         return connect(servers[0][0])
     deadline = time.monotonic() + seconds
-    server = servers[0] if serves else _wait_for_server(servers, trusted, seconds, patient=patient)
+    server = servers[0] if serves else _wait_for_server(servers, trusted, seconds, patient=patient, others=others)
+    if server in others:
+        return connect(server[0])
     before = clients_of(server)
     store = connect(server[0])
     clients = clients_of(server).keys() - before
@@ -184,7 +187,12 @@ def connected(
 
 
 def _wait_for_server(
-    servers: Sequence[Server], trusted: frozenset[int], seconds: float, *, patient: bool = True
+    servers: Sequence[Server],
+    trusted: frozenset[int],
+    seconds: float,
+    *,
+    patient: bool = True,
+    others: Sequence[Server] = (),
 ) -> Server:
     """The first server of a trusted user, once there is one. Effect: one line on stderr if others listen.
 
@@ -195,11 +203,10 @@ def _wait_for_server(
         owners = {server: owner_of_server(server) for server in servers}
         if (found := next((server for server in servers if owners[server] in trusted), None)) is not None:
             return found
+        is_free = not any(owners.values())  # Of root's, 0, one would have been found.
+        if not patient and is_free and (found := _server_elsewhere(servers, others, trusted, start + seconds)):
+            return found
         waited = time.monotonic() - start
-        if not patient and not any(owners.values()):  # Of root's, 0, one would have been found.
-            left = min(ATTEMPT_SECONDS, max(seconds - waited, POLL_SECONDS))
-            if (found := next((each for each in servers if _leads_elsewhere(each, trusted, left)), None)) is not None:
-                return found
         stranger = next((server for server in servers if owners[server] is not None), None)
         if stranger is not None:
             other, text = owners[stranger], f"uid {owners[stranger]} listens at {stranger[0]}, port {stranger[1]}"
@@ -222,13 +229,19 @@ def _say(text: str) -> None:
         os.write(2, f"cpulaunch: warning: {text}\n".encode())
 
 
-def _leads_elsewhere(server: Server, trusted: frozenset[int], seconds: float) -> bool:
-    """Whether a connection to this address and port is accepted, and does not end here. Effect: makes one."""
-    try:
-        with socket.create_connection(server, timeout=seconds) as probe:
-            return not _may_end_here(server, place_of(probe.getsockname()), trusted)
-    except OSError:
-        return False
+def _server_elsewhere(
+    servers: Sequence[Server], others: Sequence[Server], trusted: frozenset[int], deadline: float
+) -> Server | None:
+    """The first of these servers, or of those of other hosts, that accepts a connection which does not end here.
+
+    Effect: makes connections, and takes no longer than the deadline, or a moment for each.
+    """
+    for server in (*servers, *others):
+        left = min(ATTEMPT_SECONDS, max(deadline - time.monotonic(), POLL_SECONDS))
+        with suppress(OSError), socket.create_connection(server, timeout=left) as probe:
+            if server in others or not _may_end_here(server, place_of(probe.getsockname()), trusted):
+                return server
+    return None
 
 
 def _owner_of_connection(

@@ -322,3 +322,24 @@ def test_without_a_server_the_error_is_torchs_own():
                 make_store("127.0.0.1", port, 2, False, SOON)
             texts.append(str(caught.value).splitlines()[0])
     assert texts[0] == texts[1]
+
+
+def test_the_timeout_is_not_exceeded_where_several_addresses_do_not_answer(monkeypatch):
+    """As behind a firewall that drops packets. 127.0.0.1 stands for this host, the others for other hosts."""
+    now, tried = [0.0], []
+
+    def create_connection(server, timeout):
+        tried.append(server[0])
+        now[0] += timeout
+        raise TimeoutError
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(loopback_store, "time", clock)
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        here, *others = [(f"127.0.0.{last}", bound.getsockname()[1]) for last in range(1, 6)]
+        with pytest.raises(RuntimeError, match="timed out"):
+            connected(never, [here], 4, patient=False, others=others)
+    assert set(tried) == {server[0] for server in (here, *others)}
+    assert 4 <= now[0] < 4.1

@@ -72,21 +72,23 @@ def test_of_several_addresses_that_is_used_where_a_server_of_this_user_listens(m
 
     with loopback_listener("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with_owners(monkeypatch, port, [os.geteuid(), None, None], os.geteuid())
+        with_owners(monkeypatch, port, [os.geteuid(), None], os.geteuid())
         of_no_stranger(make_store)("name", port, is_master=serves, timeout=LATER, multi_tenant=True).close()
     assert reached == [("127.0.0.1", serves, True)]
 
 
-def test_where_nobody_listens_here_the_other_addresses_of_the_name_are_tried(monkeypatch):
-    """Never the name itself, whose own address a stranger may take meanwhile. 127.0.0.2 stands for another host's."""
+@pytest.mark.parametrize("listener", [None, STRANGER], ids=["none", "stranger"])
+def test_where_nobody_listens_here_the_other_addresses_of_the_name_are_tried(monkeypatch, listener):
+    """Never the name itself, whose own address a stranger may take meanwhile. 127.0.0.2 stands for another host's.
+
+    A stranger who listens at all addresses of this host is shown by the kernel for any other host's too.
+    """
     monkeypatch.setattr(reachability, "addresses", lambda host: [(socket.AF_INET, f"127.0.0.{n}") for n in (2, 1)])
     monkeypatch.setattr(reachability, "_is_own", lambda family, address: address == "127.0.0.1")
     with loopback_listener("127.0.0.2", 0) as server:
         port = server.getsockname()[1]
-        monkeypatch.setattr(
-            loopback_store, "owner_of_server", lambda *asked: None if asked[0][1] == port else os.geteuid()
-        )
-        monkeypatch.setattr(loopback_store, "ends_of_connection", lambda *asked: [])
+        users = {("127.0.0.1", port): None, ("127.0.0.2", port): listener}
+        monkeypatch.setattr(loopback_store, "owner_of_server", lambda *asked: users.get(asked[0], os.geteuid()))
         make_store = of_no_stranger(lambda host, port, **options: socket.create_connection((host, port)))
         with make_store("name", port, is_master=False, timeout=LATER) as store:
             assert store.getpeername() == server.getsockname()

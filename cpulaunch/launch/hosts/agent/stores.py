@@ -73,10 +73,14 @@ def of_no_stranger(make_store: Callable[..., Any]) -> Callable[..., Any]:
             raise unreachable_error(host, port, reason=reason_of(error)) from None
         if not (here and trusted_users(here[0])):
             return make_store(host, port, **options)
-        servers = [(address, port) for address in (here if is_master else [*here, *others])]
         try:
             return connected(
-                lambda address: make_store(address, port, **options), servers, seconds, serves=is_master, patient=False
+                lambda address: make_store(address, port, **options),
+                [(address, port) for address in here],
+                seconds,
+                serves=is_master,
+                patient=False,
+                others=[] if is_master else [(address, port) for address in others],
             )
         except StrangerError as error:
             raise stranger_error(f"{host}:{port}", error) from None
