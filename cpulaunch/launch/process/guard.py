@@ -324,7 +324,7 @@ def _forward_signals(
         number = watchdog.next_signal(watch)
         if number is None:
             if kept is None:
-                end_launches(own=remains.directory)
+                end_launches(own=remains.directory, spared=spared)
                 signal_process(child, signal.SIGKILL)
             remains.kill_cgroup()
             kill_descendants(spared, kept)

@@ -231,7 +231,9 @@ while True:
 PATIENT = """
 import sys
 from cpulaunch.launch.process import descendants, guard
-descendants.LAUNCH_SECONDS = descendants.LOWER_SECONDS = 100.0  # On any machine, however busy.
+is_gone = sys.argv.pop(1) in ("guard", "inner")  # For the supervisor, the guard is.
+limits = (0.0, 100.0) if is_gone else (100.0, 0.0)  # Enough on any machine, however busy.
+descendants.LAUNCH_SECONDS, descendants.LOWER_SECONDS = limits
 guard.ORPHAN_SECONDS = guard.ABANDONED_SECONDS = float(sys.argv.pop(1))
 sys.argv[0] = "cpulaunch"
 from cpulaunch.__main__ import main
@@ -254,7 +256,8 @@ def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_s
     (tmp_path / "cpulaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m cpulaunch "$@"\n')
     (tmp_path / "cpulaunch").chmod(0o755)
     seconds = "1" if end == "inner and supervisor" else "100"  # The guard waits so long for a supervisor.
-    upper = [*prefix, sys.executable, "-c", PATIENT, seconds, "--instances", "1", "--log-dir", "logs", "--no-python"]
+    patient = [sys.executable, "-c", PATIENT, end, seconds]
+    upper = [*prefix, *patient, "--instances", "1", "--log-dir", "logs", "--no-python"]
     environ = {
         **os.environ,
         "TMPDIR": str(tmp_path / "tmp"),
