@@ -49,7 +49,13 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
             _signal(pid, processes[pid], signal.SIGKILL)
 
 
-def end_launches(*, own: str | None = None, spared: frozenset[int] = frozenset(), guard_is_gone: bool = False) -> None:
+def end_launches(
+    *,
+    own: str | None = None,
+    spared: frozenset[int] = frozenset(),
+    kept: int | None = None,
+    guard_is_gone: bool = False,
+) -> None:
     """Effect: the launches of cpulaunch below this process have ended, with their files; or LAUNCH_SECONDS are over.
 
     For when everything is to be killed: all at once, as with a cgroup, they could remove nothing. If there are any,
@@ -57,7 +63,8 @@ def end_launches(*, own: str | None = None, spared: frozenset[int] = frozenset()
     once, and its parent, the inner guard. None where there is no /proc or no pidfd.
 
     `own`: the directory of this run, which a worker may have opened, as those that this process has open. `spared`:
-    children that, with what is below them, are none of the launch's. `guard_is_gone`: for LOWER_SECONDS at most.
+    children that, with what is below them, are none of the launch's. `kept`: a child that is not killed, but what is
+    below it. `guard_is_gone`: for LOWER_SECONDS at most.
     """
     if not hasattr(os, "pidfd_open"):
         return
@@ -68,11 +75,11 @@ def end_launches(*, own: str | None = None, spared: frozenset[int] = frozenset()
     holders = [pid for pid in below if time.monotonic() < deadline and _run_directories(pid) - known]
     if not holders:
         return
-    kept = frozenset(holders) | {processes[pid].parent for pid in holders}
+    ending = frozenset(holders) | {processes[pid].parent for pid in holders}
     for pid in below:
-        if pid not in kept and pid != os.getpid():
+        if pid not in ending and pid not in (kept, os.getpid()):
             _signal(pid, processes[pid], signal.SIGKILL)
-    _await([pid for pid in below if pid in kept], deadline)
+    _await([pid for pid in below if pid in ending and pid != kept], deadline)
 
 
 def _run_directories(pid: int) -> frozenset[str | None]:

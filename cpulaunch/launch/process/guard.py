@@ -323,8 +323,8 @@ def _forward_signals(
     while True:
         number = watchdog.next_signal(watch)
         if number is None:
+            end_launches(own=remains.directory, spared=spared, kept=kept)
             if kept is None:
-                end_launches(own=remains.directory, spared=spared)
                 signal_process(child, signal.SIGKILL)
             remains.kill_cgroup()
             kill_descendants(spared, kept)

@@ -102,6 +102,25 @@ def test_earlier_children_and_launches_below_them_are_left_alone(printed):
     assert printed(code) == f"{signal.SIGKILL} True True"
 
 
+def test_a_child_that_adopts_orphans_is_kept(printed):
+    """Although it is the parent of a launch, its end is not awaited."""
+    code = """
+    keeper = os.fork()
+    if keeper == 0:
+        below, worker = launch(one)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        os.write(tell, b"1")
+        signal.sigwait({signal.SIGTERM})
+        print(end_of(below))
+        os._exit(0)
+    os.read(told, 1)
+    end_launches(kept=keeper)
+    os.kill(keeper, signal.SIGTERM)
+    print(end_of(keeper))
+    """
+    assert printed("    told, tell = os.pipe()" + code) == f"{signal.SIGKILL}\n0"
+
+
 @pytest.mark.parametrize("guard_is_gone", [False, True])
 def test_a_launch_whose_guard_is_gone_has_another_limit(printed, guard_is_gone):
     code = f"""
@@ -144,3 +163,11 @@ def test_the_guard_of_a_blocked_supervisor_leaves_earlier_children_alone(printed
     print(forward(child, frozenset({job, other[0]})), left_alone(job), left_alone(*other))
     """
     assert printed(FORWARDING + code) == f"{-signal.SIGKILL} True True"
+
+
+def test_the_guard_of_a_blocked_supervisor_lets_launches_below_end_where_it_has_earlier_children(printed):
+    code = """
+    job, child, (below, _) = sleeper(), sleeper(own), launch(one)
+    print(forward(child, frozenset({job})), end_of(below), left_alone(job))
+    """
+    assert printed(FORWARDING + code) == f"{-signal.SIGKILL} {signal.SIGKILL} True"
