@@ -219,12 +219,12 @@ class Supervisor:
         return next((fd for fd, spec in self._starting.items() if spec.worker == worker), None)
 
     def _say_what_is_left(self) -> None:
-        """Effect: says once, some time after Ctrl-C, which workers the launch still waits for."""
+        """Effect: says once, some time after Ctrl-C, which workers the launch waits for; nothing if it does not."""
         self._notice_at = None
-        if self._notify is None or not self.state.deadlines or self.state.killing:
+        seconds = -int((max(self.state.deadlines.values(), default=0.0) - self._clock()) // -1)  # Rounded up.
+        if self._notify is None or not self.state.interrupted or self.state.killing or seconds <= 0:
             return
         left = f"{count_text(len(self.state.groups), 'worker')} ({format_cpulist(self.state.groups)})"
-        seconds = -int((max(self.state.deadlines.values()) - self._clock()) // -1)  # Rounded up.
         time_left = count_text(seconds, "second")
         self._notify(f"interrupted: waiting up to {time_left} for {left}; Ctrl-C again kills at once")
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cpulaunch.launch.supervision.state_machine import SupervisionState
+from cpulaunch.launch.supervision.state_machine import SignalArrived, SupervisionState, WorkerEnded, step
 from cpulaunch.launch.supervision.supervisor import Supervisor
 from cpulaunch.system.libc import is_linux
+from cpulaunch.system.signals import ENDING, SIGTERM
 from tests.launch.launching import python
 from tests.strangers import UID, needs_root
 
@@ -253,13 +254,35 @@ def test_children_that_end_all_the_time_delay_nothing_else():
     assert done.stdout == "True\n{0: 4}\n", done.stderr
 
 
+def said_after_ctrl_c(state, now):
+    """What a supervisor says some time after a SIGINT has arrived, up to the number of seconds."""
+    said = []
+    supervisor = SimpleNamespace(state=state, _notify=said.append, _clock=lambda: now)
+    Supervisor._say_what_is_left(supervisor)
+    return [line.partition(" for ")[0] for line in said]
+
+
 @pytest.mark.parametrize(
-    ("deadlines", "seconds"), [({0: 140.0}, "31 seconds"), ({0: 109.1, 1: 110.0}, "1 second"), ({}, None)]
+    ("deadlines", "seconds"),
+    [
+        ({0: 140.0}, "31 seconds"),
+        ({0: 109.1, 1: 110.0}, "1 second"),
+        ({0: 109.01}, None),  # As with --grace 1.
+        ({0: 105.5}, None),  # The supervisor had no CPU for so long, or was stopped.
+        ({}, None),
+    ],
 )
 def test_after_ctrl_c_the_rest_of_the_grace_period_is_named(deadlines, seconds):
     """Some of it may be over, as the launch ends since a SIGTERM."""
-    said = []
-    state = SupervisionState(grace_seconds=40, groups=frozenset({0, 1}), deadlines=deadlines)
-    supervisor = SimpleNamespace(state=state, _notify=said.append, _clock=lambda: 109.01)
-    Supervisor._say_what_is_left(supervisor)
-    assert [line.partition(" for ")[0] for line in said] == [f"interrupted: waiting up to {seconds}"][: len(deadlines)]
+    state = SupervisionState(grace_seconds=40, groups=frozenset({0, 1}), deadlines=deadlines, interrupted=True)
+    expected = [] if seconds is None else [f"interrupted: waiting up to {seconds}"]
+    assert said_after_ctrl_c(state, 109.01) == expected
+
+
+@pytest.mark.parametrize(("ending", "expected"), [(ENDING, ["interrupted: waiting up to 28 seconds"]), ({SIGTERM}, [])])
+def test_nothing_is_said_of_the_end_after_a_ctrl_c_that_is_only_forwarded(ending, expected):
+    """A worker that has ended has a deadline for the processes that it left, but the others run on."""
+    state = SupervisionState(grace_seconds=30, groups=frozenset({0, 1}), ending_signals=frozenset(ending))
+    for event, at in ((WorkerEnded(0, failed=False), 100.0), (SignalArrived(signal.SIGINT), 100.5)):
+        state, _ = step(state, event, at)
+    assert said_after_ctrl_c(state, 102.5) == expected
