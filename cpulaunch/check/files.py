@@ -142,7 +142,7 @@ def write_program(path: str, text: str, read: ProgramText) -> str | None:
     return None
 
 
-def read_configuration(start: str, notify: Callable[[str], None]) -> tuple[str, bytes] | None:
+def read_configuration(start: str, notify: Callable[[str], object]) -> tuple[str, bytes] | None:
     """Path and bytes of the nearest pyproject.toml in a folder or above it; None if there is none to be read.
 
     One that belongs to neither this user, root nor the owner of the folder is passed over, with a warning: anyone can

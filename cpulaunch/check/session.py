@@ -68,7 +68,7 @@ INSTALL = "python -m pip install 'cpulaunch[check]'"
 def check_paths(
     paths: Sequence[str],
     *,
-    notify: Callable[[str], None],
+    notify: Callable[[str], object],
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     fix: str = "none",
@@ -94,7 +94,7 @@ def check_paths(
     )
 
 
-def _configuration(paths: Sequence[str], notify: Callable[[str], None]) -> CheckConfiguration:
+def _configuration(paths: Sequence[str], notify: Callable[[str], object]) -> CheckConfiguration:
     first = paths[0]
     read = read_configuration(first if os.path.isdir(first) else os.path.dirname(first) or ".", notify)
     return CheckConfiguration() if read is None else configuration(*read)

@@ -34,7 +34,7 @@ def collective_measurement(
     *,
     environ: Mapping[str, str],
     measure: bool | Callable[[], bool],
-    notify: Callable[[str], None],
+    notify: Callable[[str], object],
 ) -> CollectiveMeasurement | None:
     """How long collectives take among the plan's ranks on this host; None if unknown and `measure` is false.
 

@@ -18,7 +18,7 @@ MAX_DNS_WAIT_SECONDS = 60.0
 """How long to wait for a host name to resolve, unless --rdzv-conf join_timeout is shorter."""
 
 
-def with_route(request: LaunchRequest, *, wait_for_dns: bool, notify: Callable[[str], None]) -> LaunchRequest:
+def with_route(request: LaunchRequest, *, wait_for_dns: bool, notify: Callable[[str], object]) -> LaunchRequest:
     """The request with this host's interface and address on the route to the rendezvous, if there is a route.
 
     Raises: ProbeError or UsageError if the host name cannot be used. Without `wait_for_dns`, a name that does not

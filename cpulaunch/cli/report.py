@@ -56,7 +56,7 @@ def finish_watched_launch(
     before: ReportsBefore | None,
     environ: Mapping[str, str],
     *,
-    notify: Callable[[str], None],
+    notify: Callable[[str], bool],
 ) -> int:
     """The launch's exit code. Effect: writes the report and the page, and metrics and problems through `notify`.
 
@@ -90,14 +90,15 @@ def finish_watched_launch(
     return code
 
 
-def _on_new_line(notify: Callable[[str], None]) -> Callable[[str], None]:
-    """The same function, which ends the last line of the workers before its first message, if there is one."""
+def _on_new_line(notify: Callable[[str], bool]) -> Callable[[str], bool]:
+    """The same function, which ends the last line of the workers before the first message that is written."""
     lead = "\n"
 
-    def notify_on_new_line(text: str) -> None:
+    def notify_on_new_line(text: str) -> bool:
         nonlocal lead
-        notify(lead + text)
-        lead = ""
+        written = notify(lead + text)
+        lead = "" if written else lead
+        return written
 
     return notify_on_new_line
 
@@ -130,7 +131,7 @@ def _workers_without_plugin(result: LaunchResult) -> str:
     return f"worker {format_cpulist(frozenset(workers))} of {len(result.workers)} never"
 
 
-def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, notify: Callable[[str], None]) -> int:
+def _report_unapplied(flags: tuple[str, ...], workers: str, *, strict: bool, notify: Callable[[str], object]) -> int:
     """The exit code of a successful run in which some workers did not apply these flags."""
     error = CpulaunchError(
         f"without effect: {', '.join(flags)}",

@@ -75,7 +75,7 @@ def run(
     return _launch(plan, host, line, environ, notify=notify)
 
 
-def notifier(environ: Mapping[str, str], *, json: bool, seconds: float | None = None) -> Callable[[str], None]:
+def notifier(environ: Mapping[str, str], *, json: bool, seconds: float | None = None) -> Callable[[str], bool]:
     """A function that prints one message to stderr, within so many seconds; it needs no descriptor for an import."""
     from cpulaunch.cli import terminal
 
@@ -178,7 +178,7 @@ def check_launch(line: CommandLine, environ: Mapping[str, str]) -> tuple[Host, L
 
 
 def _make_plan(
-    line: CommandLine, environ: Mapping[str, str], *, will_run: bool, notify: Callable[[str], None]
+    line: CommandLine, environ: Mapping[str, str], *, will_run: bool, notify: Callable[[str], object]
 ) -> tuple[Host, LaunchPlan]:
     """The host and the plan for it. With `will_run` it waits for DNS and measures what is not known yet."""
     interpreter = line.program.interpreter if line.program else sys.executable
@@ -357,7 +357,7 @@ def _launch(
     line: CommandLine,
     environ: Mapping[str, str],
     *,
-    notify: Callable[[str], None],
+    notify: Callable[[str], bool],
 ) -> int:
     """The exit code of the launch. Effect: runs the plan and reports on it."""
     from cpulaunch.cli import terminal

@@ -88,24 +88,24 @@ def json_text(value: Any) -> str:
         return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=2)
 
 
-def notify(text: str, environ: Mapping[str, str], *, seconds: float | None = None) -> None:
-    """Write `cpulaunch: text` to stderr, within so many seconds; a leading `error:` or `warning:` has a colour there.
+def notify(text: str, environ: Mapping[str, str], *, seconds: float | None = None) -> bool:
+    """Whether `cpulaunch: text` was written to stderr, within so many seconds, as `write_stderr` does it.
 
-    Other escape sequences, such as those of a path or of a worker's message, are shown as text. A leading newline ends
-    the line of another process before.
+    A leading `error:` or `warning:` has a colour there. Other escape sequences, such as those of a path or of a
+    worker's message, are shown as text. A leading newline ends the line of another process before.
     """
     lead, text = text[: text.startswith("\n")], escaped_lines(text.removeprefix("\n"))
     word, space, rest = text.partition(" ")
     if word in COLORS and _is_colored(sys.stderr, environ):
         text = f"{COLORS[word]}{word}{RESET}{space}{rest}"
-    write_stderr(f"{lead}cpulaunch: {text}", seconds=seconds)
+    return write_stderr(f"{lead}cpulaunch: {text}", seconds=seconds)
 
 
-def notify_json(message: Mapping[str, Any], *, lead: str = "", seconds: float | None = None) -> None:
-    """Write a message to stderr as one line of JSON, after the lead."""
+def notify_json(message: Mapping[str, Any], *, lead: str = "", seconds: float | None = None) -> bool:
+    """Whether a message was written to stderr as one line of JSON, after the lead."""
     import json
 
-    write_stderr(lead + json.dumps(message), seconds=seconds)
+    return write_stderr(lead + json.dumps(message), seconds=seconds)
 
 
 def write_stderr(text: str, *, seconds: float | None = None) -> bool:

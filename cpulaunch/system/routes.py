@@ -28,7 +28,7 @@ class Route:
     interface: str | None
 
 
-def route_to(endpoint: str, *, source: str, patience_seconds: float, notify: Callable[[str], None]) -> Route | None:
+def route_to(endpoint: str, *, source: str, patience_seconds: float, notify: Callable[[str], object]) -> Route | None:
     """The route to HOST[:PORT]; None if there is no route.
 
     A name may appear late (a pod that starts before its service), so it is looked up again until `patience_seconds`
@@ -44,7 +44,7 @@ def route_to(endpoint: str, *, source: str, patience_seconds: float, notify: Cal
 
 
 def _resolved(
-    host: str, *, source: str, patience_seconds: float, notify: Callable[[str], None]
+    host: str, *, source: str, patience_seconds: float, notify: Callable[[str], object]
 ) -> tuple[socket.AddressFamily, str]:
     """The first address of a host. Effect: one line to `notify` if it has to wait for it. Raises: ProbeError."""
     deadline = time.monotonic() + patience_seconds

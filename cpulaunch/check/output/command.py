@@ -30,7 +30,7 @@ def checked(
     rules: tuple[Sequence[str], Sequence[str]],
     fix: str,
     page: tuple[int, bool],
-    notify: Callable[[str], None],
+    notify: Callable[[str], object],
 ) -> tuple[str, int]:
     """What to print, and the exit code. `rules`: selected and ignored ones; `page`: width and whether in colour;
     `notify`: writes a warning.

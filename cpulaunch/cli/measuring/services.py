@@ -36,6 +36,6 @@ class Services:
     print_text: Callable[[str], None]
     print_json: Callable[[Any], None]
     print_help: Callable[[Command], int]
-    notify: Callable[[str], None]
+    notify: Callable[[str], bool]
     width: int
     color: bool

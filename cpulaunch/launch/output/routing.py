@@ -55,14 +55,17 @@ class OutputRouting:
         if notify is None:
             return None
 
-        def notify_between_lines(text: str) -> None:
+        def notify_between_lines(text: str) -> bool:
             lead = ""
             try:
                 if self.stderr is not None and not self.stderr.end_line(LINE_SECONDS):
                     lead = "\n"
             except SinkError as error:
                 failed(error)
-            notify(lead + text)
+            written = notify(lead + text)
+            if lead and written and self.stderr is not None:
+                self.stderr.line_was_broken()
+            return written
 
         return notify_between_lines
 

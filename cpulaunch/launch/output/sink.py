@@ -152,6 +152,12 @@ class Sink:
         if not self._pending:
             self._last_byte = NEWLINE
 
+    def line_was_broken(self) -> None:
+        """Effect: a newline that was written elsewhere counts as the end of the line that has been written in part."""
+        self._last_byte = NEWLINE
+        if self._pending.startswith(b"\n"):
+            del self._pending[:1]
+
     def abandon(self) -> None:
         """Effect: data that still waits is lost, and nothing is written any more."""
         self._abandoned = True

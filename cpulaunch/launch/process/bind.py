@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from cpulaunch.records.settings import MemoryPolicy
 
-Notify: TypeAlias = "Callable[[str], None]"
-"""Shows the user one line."""
+Notify: TypeAlias = "Callable[[str], bool]"
+"""Shows the user one line; returns whether it was written."""
 
 REFUSED = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 PERMIT_HINT = "in a container, use --cap-add SYS_NICE or a seccomp profile that allows set_mempolicy"

@@ -198,8 +198,8 @@ def _run_attempts(run: _RankRun, link: GuardLink, spares: list[str]) -> tuple[La
         lead = "\n" if result.inside_line else ""
         following = attempts.following(lost_port=lost_port is not None and run.job.master_port is None)
         if following is None:
-            if lost_port is not None:
-                run.notify(lead + lost_port)
+            if lost_port is not None and run.notify(lead + lost_port):
+                result = replace(result, inside_line=False)
             return result, run
         if following.restarts == attempts.restarts:
             run.notify(f"{lead}{lost_port}; restarting the ranks with a new port")

@@ -1,5 +1,6 @@
 """Messages of the launcher stand between lines of the workers, where both go to the same place."""
 
+import fcntl
 import os
 import select
 import subprocess
@@ -10,6 +11,7 @@ from json import loads
 import pytest
 
 from cpulaunch.cli import terminal
+from cpulaunch.cli.report import _on_new_line
 from cpulaunch.cli.run import notifier, run
 from cpulaunch.cli.terminal import DURING_SECONDS
 from cpulaunch.launch.output.routing import LINE_SECONDS, OutputRouting
@@ -96,11 +98,12 @@ def test_a_message_waits_for_the_end_of_one_line(full, monkeypatch):
     assert waiting
 
 
-def said_behind(sink):
-    """The message as it is printed into the descriptor behind what the sink has written."""
+def said_behind(sink, *, times=1, written=True):
+    """The messages as they are printed into the descriptor behind what the sink has written, or would be."""
     said = []
     routing = OutputRouting(sinks=(sink,), stdio=(), streams=(), logs=(), metrics=(), stdin=(), stderr=sink)
-    routing.between_lines(said.append, pytest.fail)(SAID.decode())
+    say = routing.between_lines(lambda text: said.append(text) or written, pytest.fail)
+    assert [say(SAID.decode()) for _ in range(times)] == [written] * times
     return "".join(said).encode()
 
 
@@ -108,6 +111,35 @@ def test_a_message_breaks_a_line_that_the_reader_does_not_take_in_time(full):
     sink, _ = full
     assert said_behind(sink) == b"\n" + SAID
     sink.close()
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_line_is_broken_once(full, abandoned):
+    sink, read = full
+    if abandoned:
+        sink.abandon()
+    assert said_behind(sink, times=2, written=False) == 2 * (b"\n" + SAID)
+    assert said_behind(sink, times=2) == b"\n" + 2 * SAID
+    os.read(read, 1 << 16)
+    sink.flush()
+    assert said_behind(sink) == (SAID if abandoned else b"\n" + SAID)
+    sink.close()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="Linux only")
+def test_a_line_that_a_message_breaks_is_not_broken_again():
+    """Of the line that has been written, nothing waits but the newline that was to break it."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    sink = Sink(write, name="pipe")
+    sink.send(b"x" * fcntl.fcntl(write, fcntl.F_GETPIPE_SZ))
+    assert not sink.has_pending
+    assert said_behind(sink, written=False) == b"\n" + SAID
+    assert sink.has_pending
+    assert said_behind(sink) == b"\n" + SAID
+    assert not sink.has_pending
+    sink.close()
+    os.close(read)
 
 
 def test_a_message_breaks_a_line_whose_rest_was_abandoned(full, monkeypatch):
@@ -139,14 +171,30 @@ def test_a_message_holds_the_supervisor_for_less_than_the_guard_waits():
 @pytest.mark.parametrize("json", [False, True])
 def test_a_leading_newline_of_a_message_precedes_all_that_is_printed(json, capfd):
     show = notifier({}, json=json, seconds=60)
-    show("\nwarning: one")
-    show("two")
+    assert show("\nwarning: one")
+    assert show("two")
     before, first, second, after = capfd.readouterr().err.split("\n")
     assert (before, after) == ("", "")
     if json:
         assert [loads(line)["message"] for line in (first, second)] == ["one", "two"]
     else:
         assert [first, second] == ["cpulaunch: warning: one", "cpulaunch: two"]
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_message_that_is_not_taken_in_time_is_known_to_be_lost(json, full, monkeypatch):
+    sink, _ = full
+    with os.fdopen(sink.fd, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        assert not notifier({}, json=json, seconds=0)("one")
+        monkeypatch.undo()
+
+
+def test_notes_break_a_line_once_the_first_of_them_is_written():
+    shown = []
+    show = _on_new_line(lambda text: shown.append(text) or len(shown) > 1)
+    assert [show(text) for text in ("one", "two", "three")] == [False, True, True]
+    assert shown == ["\none", "\ntwo", "three"]
 
 
 @pytest.mark.parametrize("inside_line", [False, True])

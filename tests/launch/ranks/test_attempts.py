@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -311,29 +312,48 @@ def test_a_signal_between_two_attempts_that_another_process_reads_does_not_count
     os.close(write)
 
 
-@pytest.mark.parametrize(("inside_line", "lead"), [(True, "\n"), (False, "")])
-def test_a_restart_is_said_on_a_new_line(inside_line, lead, monkeypatch):
+def failed_attempt(*, inside_line):
     rank = WorkerResult(index=0, pid=1, exit_code=3, signal=None, rank=0)
-    failed = LaunchResult(exit_code=3, host="h", workers=(rank,), first_failure=0, inside_line=inside_line)
-    results = [failed, replace(failed, exit_code=0, first_failure=None)]
+    return LaunchResult(exit_code=3, host="h", workers=(rank,), first_failure=0, inside_line=inside_line)
+
+
+def attempted(results, monkeypatch, *, lost_port=None, written=True, **job):
+    """The last one of these results as the engine returns it, and what it said."""
     monkeypatch.setattr(engine, "_run_attempt", lambda *args, **options: results.pop(0))
-    monkeypatch.setattr(engine, "_lost_port", lambda *args: None)
+    monkeypatch.setattr(engine, "_lost_port", lambda *args: lost_port)
+    monkeypatch.setattr(engine, "PortReservation", lambda port: nullcontext(SimpleNamespace(port=port)))
     said, (read, write) = [], private_pipe()
-    job = SimpleNamespace(max_restarts=1, master_port=None, signals=())
-    launch_options = SimpleNamespace(grace_seconds=1)
     run = SimpleNamespace(
-        plan=SimpleNamespace(launch=launch_options),
-        job=job,
+        plan=SimpleNamespace(launch=SimpleNamespace(grace_seconds=1)),
+        job=SimpleNamespace(signals=(), **job),
         private=None,
         memory_events=None,
-        notify=said.append,
+        notify=lambda text: said.append(text) or written,
         on_started=None,
     )
     link = SimpleNamespace(inherited=None, control=read, guards=(), cgroup=None, adopts_orphans=False)
-    engine._run_attempts(run, link, [])
+    result, _ = engine._run_attempts(run, link, [])
     os.close(read)
     os.close(write)
+    return result, said
+
+
+@pytest.mark.parametrize(("inside_line", "lead"), [(True, "\n"), (False, "")])
+def test_a_restart_is_said_on_a_new_line(inside_line, lead, monkeypatch):
+    failed = failed_attempt(inside_line=inside_line)
+    results = [failed, replace(failed, exit_code=0, first_failure=None)]
+    _, said = attempted(results, monkeypatch, max_restarts=1, master_port=None)
     assert said == [f"{lead}rank 0 failed (exit code 3): restarting it, attempt 2 of 2"]
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_lost_port_is_said_on_a_new_line_and_the_summary_follows_it(written, monkeypatch):
+    """Without an empty line in between."""
+    results = [failed_attempt(inside_line=True)]
+    job = {"max_restarts": 0, "master_port": 29500}
+    result, said = attempted(results, monkeypatch, lost_port="port 29500 was taken", written=written, **job)
+    assert said == ["\nport 29500 was taken"]
+    assert result.inside_line == (not written)
 
 
 LEAVING = """
