@@ -112,7 +112,14 @@ def _launch_supervised(
 
     try:
         grace_seconds = plan.launch.grace_seconds
-        link = fork_supervisor(notify, workers=len(specs), grace_seconds=grace_seconds, directory=directory, asks=True)
+        link = fork_supervisor(
+            notify,
+            workers=len(specs),
+            grace_seconds=grace_seconds,
+            directory=directory,
+            asks=True,
+            shows_output=plan.launch.shows_output,
+        )
         if directory is not None:
             from cpulaunch.launch.process.run_directory import make_event_files, make_private_path
 

@@ -128,6 +128,11 @@ class LaunchOptions:
         return self.report == "-"
 
     @property
+    def shows_output(self) -> bool:
+        """Whether the output of any worker is shown."""
+        return self.show is None or bool(self.show)
+
+    @property
     def supervised(self) -> bool:
         """Whether even a single worker needs a supervisor beside it."""
         routed = self.log_dir is not None or self.show is not None or self.stdin is not None

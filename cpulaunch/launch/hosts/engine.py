@@ -203,6 +203,7 @@ def _supervised(
             logs=run.logs,
             asks=True,
             of_launchers=True,
+            shows_output=run.plan.launch.shows_output,
         )
         from cpulaunch.launch.output.routing import OutputRouting, worker_stdin
         from cpulaunch.launch.supervision.options import SupervisorOptions

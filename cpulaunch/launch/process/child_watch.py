@@ -288,6 +288,12 @@ def await_ends(seconds: float, spared: frozenset[int]) -> None:
         time.sleep(PAUSE_SECONDS)  # No descriptor tells of children that others leave to this process meanwhile.
 
 
+def has_exited(spared: frozenset[int]) -> bool:
+    """Whether a child but those `spared` has ended by itself, not by a signal. Reaps none."""
+    ended = [ended_child(pid) for pid in endable_children() - spared]
+    return any(child is not None and child.status >= 0 for child in ended)
+
+
 def _have_ended(children: frozenset[int], spared: frozenset[int]) -> bool:
     """Whether these children have ended, and none of them has left another one since they were listed."""
     return all(map(_has_ended, children)) and endable_children() - spared == children

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 
-from cpulaunch.launch.process.child_watch import ChildWatch, await_ends
+from cpulaunch.launch.process.child_watch import ChildWatch, await_ends, has_exited
 from cpulaunch.launch.process.descendants import end_launches, kill_descendants
 from cpulaunch.launch.process.descriptors import (
     fork_error,
@@ -83,6 +83,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     logs: str | None = None,
     asks: bool = False,
     of_launchers: bool = False,
+    shows_output: bool = False,
 ) -> GuardLink:
     """The supervisor's link to its guards; only the supervisor, a grandchild, returns.
 
@@ -92,7 +93,8 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     signals within the grace period is killed, with everything. If the guard `asks`, so is one that stops reading later
     although it has not stopped writing to its end of the pipe, which says that all workers have ended; and one that
     reaps no worker that failed, or whose workers are launchers (`of_launchers`) of which one does not. What measures
-    reaps what it has adopted only at its end, and is not asked.
+    reaps what it has adopted only at its end, and is not asked. If the supervisor `shows_output` of workers, a killed
+    one may have left a line unfinished: what is said of its end follows a newline.
     Raises: LaunchError if the limit on open files or on processes is too low. Guards hold some descriptors in reserve.
     """
     open_standard_descriptors()
@@ -100,6 +102,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
     reserve_descriptors()
     flush_standard_streams()
     signals, mask = _block_signals()
+    notify_end = _on_new_line(notify) if shows_output else notify
     earlier_children = own_children()
     if not earlier_children:
         adopt_orphans()
@@ -133,20 +136,22 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
                 # just then, the run's directory would stay.
                 os.close(write)
                 await_ends(ORPHAN_SECONDS, earlier_children)
+                if has_exited(earlier_children):
+                    notify_end = notify  # The supervisor has ended its last line itself.
                 end_launches(own=remains.directory, spared=earlier_children)  # It may have been killed as well.
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:
-            notify(watchdog.complaint or _killed_text(code))
+            notify_end(watchdog.complaint or _killed_text(code))
         if remains.directory is not None and path_exists(remains.directory):
             notify(f"warning: cannot remove the files of this run: {remains.directory}")
         os._exit(_exit_code(code) if watchdog.exit_code is None else watchdog.exit_code)
     os.close(write)
     if earlier_children and is_linux():
-        guards = _enter_adopting_guard(guards, read, remains, notify)
+        guards = _enter_adopting_guard(guards, read, remains, notify_end)
     cgroup = None
     if is_linux():
-        guards, cgroup = _enter_inner_guard(guards, read, remains, notify)
+        guards, cgroup = _enter_inner_guard(guards, read, remains, notify_end)
     os.setpgid(0, 0)
     release_descriptors()
     adopts = adopt_orphans()
@@ -159,6 +164,11 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
         cgroup=cgroup,
         adopts_orphans=adopts,
     )
+
+
+def _on_new_line(notify: Notify) -> Notify:
+    """The same function, whose messages follow a newline."""
+    return lambda text: notify(f"\n{text}")
 
 
 def _block_signals() -> tuple[frozenset[int], frozenset[int]]:

@@ -126,6 +126,7 @@ def _supervised(run: _RankRun) -> LaunchResult:
             directory=run.private,
             logs=run.folder.path if run.folder.private and run.folder.kept else None,
             asks=True,
+            shows_output=run.plan.launch.shows_output,
         )
         run = _with_directories(run)
         result, run = _run_attempts(run, link, spares)

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,9 @@ from cpulaunch.launch.output.sink import ERASE_LINE, Sink
 from cpulaunch.launch.output.streams import LINE_BYTES, OutputRoute
 from cpulaunch.launch.process.watchdog import ANSWER_SECONDS
 from cpulaunch.launch.supervision.result import LaunchResult, WorkerResult
-from tests.launch.launching import HERE, Launcher, python
+from tests.launch.launching import HERE, Launcher, eventually, python
+from tests.launch.process.killing import ROOT, chain
+from tests.launch.process.test_killed_launchers import PATIENT
 
 SAID = b"said\n"
 
@@ -195,6 +198,33 @@ def test_notes_break_a_line_once_the_first_of_them_is_written():
     show = _on_new_line(lambda text: shown.append(text) or len(shown) > 1)
     assert [show(text) for text in ("one", "two", "three")] == [False, True, True]
     assert shown == ["\none", "\ntwo", "three"]
+
+
+HALF = """
+import sys, time
+print("half a line", end="", file=sys.stderr, flush=True)
+open("ready", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+@pytest.mark.parametrize(
+    ("target", "first"), [("supervisor", ""), ("inner", "cpulaunch: stopped by SIGKILL (signal 9: killed)\n")]
+)
+@pytest.mark.parametrize(("options", "before"), [((), "half a line\n"), (("--show", "none"), "")])
+def test_a_guard_breaks_a_line_before_it_says_that_the_launch_was_killed(tmp_path, target, first, options, before):
+    """If its supervisor could not, and shows the output of a worker."""
+    (tmp_path / "half.py").write_text(HALF)
+    patient = [sys.executable, "-c", PATIENT, target, "100", "--instances", "1", "--log-dir", "logs", *options]
+    environ, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    with subprocess.Popen([*patient, "half.py"], cwd=tmp_path, env=environ, stderr=pipe, text=True) as process:
+        said = process.stderr.read(len(before) - 1) if before else ""
+        eventually((tmp_path / "ready").exists, "the worker")
+        os.kill(chain(process.pid)[target], signal.SIGKILL)
+        said += process.stderr.read()
+    text = "cpulaunch: a process of the launcher was killed by signal 9; all workers were ended\n"
+    assert said == before + first + text
 
 
 @pytest.mark.parametrize("inside_line", [False, True])
