@@ -301,6 +301,7 @@ def _end_or_traced_end_of(
     code = _end_of(child)
     if code is not None or not watch.child_has_ended():
         return code
+    end_launches(own=remains.directory, spared=spared, kept=child)
     _end_everything(remains, spared | {child})
     deadline = time.monotonic() + RELEASE_SECONDS
     while (code := _end_of(child)) is None and time.monotonic() < deadline:

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from cpulaunch.system.control_group import MOUNTS, PREFIX
-from tests.launch.launching import alive, eventually, interrupt_again
+from tests.launch.launching import alive, eventually, interrupt_again, python
 from tests.launch.process.killing import (
     HIDE_CGROUPS,
     ROOT,
@@ -20,6 +21,8 @@ from tests.launch.process.killing import (
     count_leftovers,
     send_kill,
 )
+from tests.launch.process.test_hidden_ends import TRACER
+from tests.launch.process.test_hostile_workers import HELD_AT_EXIT, SEIZED, may_trace
 from tests.launch.test_launch_signals import family, members
 
 KILLS, KILLS_OF_HOSTS = 12, 3
@@ -230,7 +233,8 @@ while True:
 """
 PATIENT = """
 import sys
-from cpulaunch.launch.process import descendants, guard
+from cpulaunch.launch.process import child_watch, descendants, guard
+child_watch.CHECK_SECONDS = 0.1
 is_gone = sys.argv.pop(1) in ("guard", "inner")  # For the supervisor, the guard is.
 limits = (0.0, 100.0) if is_gone else (100.0, 0.0)  # Enough on any machine, however busy.
 descendants.LAUNCH_SECONDS, descendants.LOWER_SECONDS = limits
@@ -247,10 +251,12 @@ BELOW = {
 }
 
 
-@pytest.mark.parametrize("below", BELOW)
-@pytest.mark.parametrize("end", ["Ctrl-C twice", "guard", "inner", "supervisor", "inner and supervisor"])
-def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_started(tmp_path, prefix, below, end):
-    """The lower launch removes its files itself, before all of its processes are killed."""
+@contextmanager
+def launch_of_launches(tmp_path, prefix, below, *, end):
+    """A launch whose worker has started another one, which ends in this context by the `end` of PATIENT.
+
+    After it, nothing of the other one is left, which removes its files itself.
+    """
     (tmp_path / "tmp").mkdir()
     (tmp_path / "program.py").write_text(DEAF)
     (tmp_path / "cpulaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m cpulaunch "$@"\n')
@@ -267,6 +273,16 @@ def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_s
     with subprocess.Popen([*upper, *BELOW[below]], cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL) as process:
         pids = eventually(lambda: _pids(tmp_path), "two instances")
         assert len(os.listdir(tmp_path / "tmp")) == 1
+        yield process
+        process.wait()
+    eventually(lambda: not any(map(alive, pids)), "the end of the instances")
+    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of their files")
+
+
+@pytest.mark.parametrize("below", BELOW)
+@pytest.mark.parametrize("end", ["Ctrl-C twice", "guard", "inner", "supervisor", "inner and supervisor"])
+def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_started(tmp_path, prefix, below, end):
+    with launch_of_launches(tmp_path, prefix, below, end=end) as process:
         if end == "Ctrl-C twice":
             process.send_signal(signal.SIGINT)
             eventually(lambda: len(list(tmp_path.glob("asked-*"))) == 2, "Ctrl-C at both instances")
@@ -277,9 +293,25 @@ def test_a_launch_that_is_killed_at_once_leaves_nothing_of_one_that_its_worker_s
                 os.kill(stopped[each], signal.SIGSTOP)
             for each in end.split(" and "):
                 os.kill(stopped[each], signal.SIGKILL)
-        process.wait()
-    eventually(lambda: not any(map(alive, pids)), "the end of the instances")
-    eventually(lambda: not os.listdir(tmp_path / "tmp"), "the removal of their files")
+
+
+@pytest.mark.parametrize("options", [SEIZED, HELD_AT_EXIT], ids=["traced", "held at its end"])
+@pytest.mark.parametrize("killed", ["inner", "supervisor"])
+def test_a_launch_killed_under_a_debugger_leaves_nothing_of_one_that_its_worker_started(
+    tmp_path, prefix, killed, options
+):
+    """What the debugger traces it does not let go of, so that its parent sees the end otherwise."""
+    if not may_trace():
+        pytest.skip("may not trace its parent")
+    with launch_of_launches(tmp_path, prefix, "a launch", end="supervisor") as process:
+        target = chain(process.pid)[killed]
+        with subprocess.Popen(python(TRACER, str(target), str(options)), stdout=subprocess.PIPE) as tracer:
+            try:
+                assert tracer.stdout.readline() == b"traces\n"
+                os.kill(target, signal.SIGKILL)
+                process.wait()
+            finally:
+                tracer.kill()
 
 
 def _pids(folder):
