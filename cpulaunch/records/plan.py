@@ -159,7 +159,8 @@ class StreamsPlan:
 class Rendezvous:
     """How the hosts of a job find each other; the fields are torch elastic's.
 
-    `endpoint` is "HOST:PORT" or "". `id` None: a random id at each start. `conf` are further options.
+    `endpoint` is "HOST:PORT", the path of a file (c10d with store_type=file), or "". `id` None: a random id at each
+    start. `conf` are further options.
     """
 
     backend: str

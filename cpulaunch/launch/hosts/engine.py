@@ -10,7 +10,13 @@ import os
 import sys
 import time
 
-from cpulaunch.launch.hosts.agent.files import agent_config_file, agent_report_file, private_logs, rank_config_file
+from cpulaunch.launch.hosts.agent.files import (
+    agent_config_file,
+    agent_report_file,
+    private_logs,
+    private_store,
+    rank_config_file,
+)
 from cpulaunch.launch.hosts.agent.messages import AgentConfig, RankConfig, RankPipe, write_message
 from cpulaunch.launch.hosts.output import JobOutput, open_job_output
 from cpulaunch.launch.hosts.result import job_result, observed_ranks, read_report
@@ -28,6 +34,7 @@ from cpulaunch.launch.process.run_directory import (
     remove_run_directory,
 )
 from cpulaunch.launch.ranks.files import log_error, writes_logs
+from cpulaunch.records.endpoint import is_file_store
 from cpulaunch.records.errors import LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan, LaunchPlan
 from cpulaunch.records.record import record, replace
@@ -148,8 +155,10 @@ def _agent_exec_spec(interpreter: str, directory: str, environ: Mapping[str, str
 
 
 def agent_config(plan: LaunchPlan, job: JobPlan, directory: str, *, log_dir: str) -> AgentConfig:
-    """What the agent is to run; the rendezvous has an id."""
+    """What the agent is to run; the rendezvous has an id, and a file if it needs one: torch's own would stay."""
     rendezvous = replace(job.rendezvous, id=job.rendezvous.id or os.urandom(8).hex())
+    if rendezvous.backend == "c10d" and is_file_store(dict(rendezvous.conf)) and not rendezvous.endpoint:
+        rendezvous = replace(rendezvous, endpoint=private_store(directory))
     # torch replaces $macros in the arguments it passes on.
     arguments = [part.replace("$", "$$") for part in ("-I", "-S", os.path.join(FOLDER, "shim.py"), directory)]
     return AgentConfig(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.ranks.checks import check_job
 from cpulaunch.plan.ranks.templates import substitute
-from cpulaunch.records.endpoint import split_endpoint, with_brackets
+from cpulaunch.records.endpoint import is_file_store, split_endpoint, with_brackets
 from cpulaunch.records.plan import JobPlan, Note, Rendezvous, StreamsPlan
 from cpulaunch.records.request import LaunchRequest
 
@@ -121,7 +121,9 @@ def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
     chosen = settings.rdzv_backend or "static"
     alone = chosen == "static" and not settings.rdzv_endpoint and settings.master_port is None and hosts[1] == 1
     if settings.standalone or alone:
-        return Rendezvous(backend="c10d", endpoint=f"{LOOPBACK}:0", id=None, conf=settings.rdzv_conf)
+        # An address would be the name of a file in the working directory, which torch makes under --standalone.
+        endpoint = "" if is_file_store(dict(settings.rdzv_conf)) else f"{LOOPBACK}:0"
+        return Rendezvous(backend="c10d", endpoint=endpoint, id=None, conf=settings.rdzv_conf)
     endpoint = settings.rdzv_endpoint or ""
     if chosen == "static" and not endpoint:
         port = DEFAULT_PORT if settings.master_port is None else settings.master_port

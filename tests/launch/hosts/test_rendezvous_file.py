@@ -2,15 +2,20 @@
 
 import os
 import stat
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
-from test_hosts_pieces import config, job
+from test_hosts_pieces import ROOT, config, job
 from two_hosts import HERE
 
 from cpulaunch.launch.hosts.agent import stores
 from cpulaunch.launch.hosts.agent.main import run_agent
 from cpulaunch.launch.hosts.agent.stores import with_checked_file
+from cpulaunch.launch.hosts.engine import agent_config
 from cpulaunch.records.errors import LaunchError
+from cpulaunch.records.plan import LaunchOptions
 from tests.strangers import UID, as_stranger, folder_of_stranger, in_user_namespace, needs_root
 
 strangers = pytest.fixture(folder_of_stranger)
@@ -164,6 +169,34 @@ def test_where_root_has_no_number_folders_of_root_are_no_reason_to_refuse(open_f
     os.chown(open_folder / "roots/own", UID, UID)
     in_user_namespace(lambda: checked(open_folder / "roots/own/store"))
     assert (open_folder / "roots/own/store").stat().st_uid == UID
+
+
+@pytest.mark.parametrize(
+    ("named", "backend", "kind", "expected"),
+    [
+        ("", "c10d", "file", "/run/store"),
+        ("/shared/store", "c10d", "file", "/shared/store"),
+        ("", "c10d", "tcp", ""),
+        ("", "mine", "file", ""),
+    ],
+)
+def test_a_file_that_the_user_does_not_name_is_in_the_run_s_directory(named, backend, kind, expected):
+    plan = SimpleNamespace(launch=LaunchOptions())
+    agent = agent_config(plan, job(backend, named, conf=(("store_type", kind),)), "/run", log_dir="/logs")
+    assert agent.job.rendezvous.endpoint == expected
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("options", [(), ("--standalone",), ("--rdzv-backend", "c10d")], ids=" ".join)
+def test_a_job_of_one_host_leaves_no_file_of_its_rendezvous(tmp_path, options):
+    for name in ("tmp", "work"):
+        (tmp_path / name).mkdir()
+    command = [sys.executable, "-m", "cpulaunch", "--nproc-per-node", "1", "--event-log-handler", "console", *options]
+    environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    command += ["--rdzv-conf", "store_type=file", "--no-python", "true"]
+    done = subprocess.run(command, cwd=tmp_path / "work", env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [os.listdir(tmp_path / name) for name in ("tmp", "work")] == [[], []]
 
 
 @pytest.mark.root

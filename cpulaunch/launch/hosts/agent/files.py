@@ -35,6 +35,11 @@ def logs_pipe(directory: str, descriptor: int) -> str:
     return os.path.join(directory, f"logs.{descriptor}")
 
 
+def private_store(directory: str) -> str:
+    """The path of the file of a rendezvous with store_type=file for which the user named none."""
+    return os.path.join(directory, "store")
+
+
 def private_logs(directory: str) -> str:
     """The path of the folder for logs that torch writes and the user did not ask for."""
     return os.path.join(directory, "logs")

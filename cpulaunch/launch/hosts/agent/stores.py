@@ -107,7 +107,7 @@ def with_checked_file(job: JobPlan) -> JobPlan:
     """
     rendezvous = job.rendezvous
     if rendezvous.backend != "c10d" or not is_file_store(dict(rendezvous.conf)) or not rendezvous.endpoint:
-        return job  # Without a path, torch makes a private file.
+        return job
     path = rendezvous.endpoint
     try:
         place = locate(path)
