@@ -49,6 +49,11 @@ def is_file_store(conf: Mapping[str, str]) -> bool:
     return conf.get("store_type", "").strip().lower() == "file"
 
 
+def rendezvous_address(endpoint: str, *, backend: str, conf: Mapping[str, str]) -> str:
+    """The endpoint of a rendezvous; "" if it has none, or the path of a file in its place."""
+    return "" if backend == "c10d" and is_file_store(conf) else endpoint
+
+
 def is_loopback_name(host: str) -> bool:
     """Whether the name always means the machine on which it is resolved."""
     return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cpulaunch.records.cpulist import format_cpulist
-from cpulaunch.records.endpoint import split_endpoint
+from cpulaunch.records.endpoint import rendezvous_address, split_endpoint
 from cpulaunch.records.errors import UsageError
 from cpulaunch.records.request import LaunchRequest, setting_source
 from cpulaunch.records.settings import setting_specs
@@ -88,7 +88,8 @@ def _check_endpoint(request: LaunchRequest) -> None:
     backend = settings.rdzv_backend or "static"
     if settings.standalone or settings.rdzv_endpoint is None or backend not in ("static", "c10d", "etcd", "etcd-v2"):
         return
-    _, port = split_endpoint(settings.rdzv_endpoint, default_port=None)
+    address = rendezvous_address(settings.rdzv_endpoint, backend=backend, conf=dict(settings.rdzv_conf))
+    _, port = split_endpoint(address, default_port=None)
     if port is None and backend == "static":
         what = "the static rendezvous needs a port"
         raise _error(request, "rdzv_endpoint", what, "--rdzv-endpoint HOST:29500")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cpulaunch.plan.ranks.checks import check_job
 from cpulaunch.plan.ranks.templates import substitute
-from cpulaunch.records.endpoint import is_file_store, split_endpoint, with_brackets
+from cpulaunch.records.endpoint import is_file_store, rendezvous_address, split_endpoint, with_brackets
 from cpulaunch.records.plan import JobPlan, Note, Rendezvous, StreamsPlan
 from cpulaunch.records.request import LaunchRequest
 
@@ -120,16 +120,17 @@ def _elastic_plugin_option(settings: Settings) -> str | None:
 def _rendezvous(settings: Settings, hosts: tuple[int, int]) -> Rendezvous:
     chosen = settings.rdzv_backend or "static"
     alone = chosen == "static" and not settings.rdzv_endpoint and settings.master_port is None and hosts[1] == 1
+    in_file = is_file_store(dict(settings.rdzv_conf))
     if settings.standalone or alone:
         # An address would be the name of a file in the working directory, which torch makes under --standalone.
-        endpoint = "" if is_file_store(dict(settings.rdzv_conf)) else f"{LOOPBACK}:0"
+        endpoint = "" if in_file else f"{LOOPBACK}:0"
         return Rendezvous(backend="c10d", endpoint=endpoint, id=None, conf=settings.rdzv_conf)
     endpoint = settings.rdzv_endpoint or ""
     if chosen == "static" and not endpoint:
         port = DEFAULT_PORT if settings.master_port is None else settings.master_port
         host = settings.master_addr or LOOPBACK
         endpoint = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-    endpoint = with_brackets(endpoint)
+    endpoint = endpoint if in_file and chosen == "c10d" else with_brackets(endpoint)
     return Rendezvous(backend=chosen, endpoint=endpoint, id=settings.rdzv_id or "none", conf=settings.rdzv_conf)
 
 
@@ -138,7 +139,8 @@ def _master(rendezvous: Rendezvous, *, one_host: bool) -> tuple[str, int | None]
 
     Source: torch elastic 2.13: the static rendezvous' endpoint; with others the endpoint's host and a free port.
     """
-    host, port = split_endpoint(rendezvous.endpoint or "localhost", default_port=DEFAULT_PORT)
+    address = rendezvous_address(rendezvous.endpoint, backend=rendezvous.backend, conf=dict(rendezvous.conf))
+    host, port = split_endpoint(address or "localhost", default_port=DEFAULT_PORT)
     host = LOOPBACK if one_host and host == "localhost" else host
     return host, (port or None) if rendezvous.backend == "static" else None
 

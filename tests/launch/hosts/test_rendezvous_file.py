@@ -12,6 +12,7 @@ from two_hosts import HERE
 
 from cpulaunch.launch.hosts.agent import stores
 from cpulaunch.launch.hosts.agent.main import run_agent
+from cpulaunch.launch.hosts.agent.rendezvous import HostRendezvous
 from cpulaunch.launch.hosts.agent.stores import with_checked_file
 from cpulaunch.launch.hosts.engine import agent_config
 from cpulaunch.records.errors import LaunchError
@@ -64,6 +65,10 @@ def test_other_jobs_have_no_such_file(unchanged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert with_checked_file(unchanged) is unchanged
     assert os.listdir(tmp_path) == []
+
+
+def test_the_path_of_a_file_is_no_address():
+    assert HostRendezvous(file_job("/shared/a:b")).skips_comparison
 
 
 def test_the_type_is_read_as_torch_does(tmp_path):

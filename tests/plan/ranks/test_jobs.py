@@ -10,6 +10,7 @@ from tests.plan.machines import SCRIPT, cpuset, machine, plan, quota, replace, r
 
 HOST = machine(sockets=2, cores=4)
 TWO = "--nproc-per-node 2"
+IN_FILE = "--rdzv-backend c10d --rdzv-conf store_type=file"
 
 
 def job(flags: str, **more: object) -> JobPlan:
@@ -47,7 +48,9 @@ def test_any_job_option_makes_a_job_of_ranks() -> None:
         ("--rdzv-conf store_type=file", "native", "c10d", "", None),
         ("--standalone --rdzv-conf store_type=file", "native", "c10d", "", None),
         ("--logs-specs mine --rdzv-conf store_type=file", "elastic", "c10d", "", None),
-        ("--logs-specs mine --rdzv-backend c10d --rdzv-conf store_type=file", "elastic", "c10d", "", None),
+        (f"{IN_FILE} --logs-specs mine", "elastic", "c10d", "", None),
+        (f"{IN_FILE} --rdzv-endpoint /a:b:c", "native", "c10d", "/a:b:c", None),
+        (f"{IN_FILE} --rdzv-endpoint /a:b:c --nnodes 2", "elastic", "c10d", "/a:b:c", None),
         ("--nnodes 2 --master-addr a", "elastic", "static", "a:29500", 29500),
         ("--nnodes 2 --node-rank 1 --master-addr a --master-port 5", "elastic", "static", "a:5", 5),
         ("--nnodes 1:3 --rdzv-backend c10d --rdzv-endpoint a", "elastic", "c10d", "a", None),
@@ -71,6 +74,8 @@ def test_options_select_engine_and_rendezvous(
         ("--standalone", "127.0.0.1"),
         ("--master-addr localhost --master-port 5", "127.0.0.1"),
         ("--rdzv-backend c10d --rdzv-endpoint localhost:5", "127.0.0.1"),
+        (f"{IN_FILE} --rdzv-endpoint /shared/store", "127.0.0.1"),
+        (f"{IN_FILE} --rdzv-endpoint /shared/a:b", "127.0.0.1"),
         ("--master-addr ::1 --master-port 5", "::1"),
         ("--nnodes 2 --master-addr localhost", "localhost"),
     ],

@@ -20,7 +20,7 @@ from cpulaunch.launch.hosts.agent.reachability import (
     wait_until_reachable,
 )
 from cpulaunch.launch.hosts.agent.stores import of_no_stranger
-from cpulaunch.records.endpoint import is_file_store, split_endpoint
+from cpulaunch.records.endpoint import is_file_store, rendezvous_address, split_endpoint
 from cpulaunch.records.errors import CpulaunchError, LaunchError, UsageError
 from cpulaunch.records.plan import JobPlan
 
@@ -58,7 +58,8 @@ class HostRendezvous:
         self.host_rank = job.host_rank
         self.hosts = job.hosts
         self.conf = dict(job.rendezvous.conf)
-        self.host, self.port = split_endpoint(job.rendezvous.endpoint, default_port=PORTS.get(self.backend, 0))
+        address = rendezvous_address(job.rendezvous.endpoint, backend=self.backend, conf=self.conf)
+        self.host, self.port = split_endpoint(address, default_port=PORTS.get(self.backend, 0))
 
     @property
     def skips_comparison(self) -> bool:
