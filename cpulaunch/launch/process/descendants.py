@@ -51,7 +51,7 @@ def kill_descendants(spared: frozenset[int] = frozenset(), kept: int | None = No
 
 def end_launches(
     *,
-    own: str | None = None,
+    own: frozenset[str] = frozenset(),
     spared: frozenset[int] = frozenset(),
     kept: int | None = None,
     guard_is_gone: bool = False,
@@ -62,16 +62,16 @@ def end_launches(
     every descendant is killed but those that do so: the process that has the run's directory open, which then ends at
     once, and its parent, the inner guard. None where there is no /proc or no pidfd.
 
-    `own`: the directory of this run, which a worker may have opened, as those that this process has open. `spared`:
-    children that, with what is below them, are none of the launch's. `kept`: a child that is not killed, but what is
-    below it. `guard_is_gone`: for LOWER_SECONDS at most.
+    `own`: directories of this run, which its supervisor or a worker may have open, as those that this process has.
+    `spared`: children that, with what is below them, are none of the launch's. `kept`: a child that is not killed, but
+    what is below it. `guard_is_gone`: for LOWER_SECONDS at most.
     """
     if not hasattr(os, "pidfd_open"):
         return
     deadline = time.monotonic() + (LOWER_SECONDS if guard_is_gone else LAUNCH_SECONDS)
     processes = _processes()
     below = descendants(processes, spared)
-    known = _run_directories(os.getpid()) | {own}
+    known = _run_directories(os.getpid()) | own
     holders = [pid for pid in below if time.monotonic() < deadline and _run_directories(pid) - known]
     if not holders:
         return
@@ -82,7 +82,7 @@ def end_launches(
     _await([pid for pid in below if pid in ending and pid != kept], deadline)
 
 
-def _run_directories(pid: int) -> frozenset[str | None]:
+def _run_directories(pid: int) -> frozenset[str]:
     """The paths of directories of runs that a process has open. Its command line is not read: it may never be told.
 
     Source: proc(5), /proc/PID/cmdline, which is in the memory of the process: its pages may be those of a dead server.

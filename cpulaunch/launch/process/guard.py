@@ -138,7 +138,7 @@ def fork_supervisor(  # noqa: PLR0913  # The caller becomes a guard, which has t
                 await_ends(ORPHAN_SECONDS, earlier_children)
                 if has_exited(earlier_children):
                     notify_end = notify  # The supervisor has ended its last line itself.
-                end_launches(own=remains.directory, spared=earlier_children)  # It may have been killed as well.
+                end_launches(own=remains.directories, spared=earlier_children)  # It may have been killed as well.
         finally:  # Whatever the code: a worker may have kept the inner guard from ending everything.
             _end_and_remove(remains, earlier_children)
         if code < 0 or watchdog.complaint is not None:
@@ -214,7 +214,7 @@ def _guard(child: int, above: Guards, remains: Remains, notify: Notify) -> NoRet
     try:
         code = _wait_for(child, above[-1].pid, remains)
         if code < 0:
-            end_launches(own=remains.directory)
+            end_launches(own=remains.directories)
         if code < 0 and remains.has_launches:
             await_ends(ORPHAN_SECONDS, frozenset())
     finally:
@@ -280,7 +280,7 @@ def _wait_for(child: int, parent: int, remains: Remains) -> int:
         if deadline is None and os.getppid() != parent:
             deadline = now + ABANDONED_SECONDS
         if deadline is not None and deadline <= now:
-            end_launches(own=remains.directory)
+            end_launches(own=remains.directories)
             now = time.monotonic()
             deadline = now + RELEASE_SECONDS
             signal_process(child, signal.SIGKILL)
@@ -301,7 +301,7 @@ def _end_or_traced_end_of(
     code = _end_of(child)
     if code is not None or not watch.child_has_ended():
         return code
-    end_launches(own=remains.directory, spared=spared, kept=child)
+    end_launches(own=remains.directories, spared=spared, kept=child)
     _end_everything(remains, spared | {child})
     deadline = time.monotonic() + RELEASE_SECONDS
     while (code := _end_of(child)) is None and time.monotonic() < deadline:
@@ -334,7 +334,7 @@ def _forward_signals(
     while True:
         number = watchdog.next_signal(watch)
         if number is None:
-            end_launches(own=remains.directory, spared=spared, kept=kept)
+            end_launches(own=remains.directories, spared=spared, kept=kept)
             if kept is None:
                 signal_process(child, signal.SIGKILL)
             remains.kill_cgroup()

@@ -64,6 +64,11 @@ class Remains:
     logs: str | None
     has_launches: bool
 
+    @property
+    def directories(self) -> frozenset[str]:
+        """The paths of the run's directory and of that of its logs, as far as there are any."""
+        return frozenset(path for path in (self.directory, self.logs) if path is not None)
+
     def kill_cgroup(self) -> None:
         """Effect: kills every process in the cgroup."""
         if self.cgroup is not None:

@@ -74,11 +74,13 @@ def test_a_launch_ends_by_itself_and_all_others_are_killed(printed):
     assert printed(code) == f"{-signal.SIGKILL} {signal.SIGKILL}"
 
 
-@pytest.mark.parametrize("start", ["sleeper(own)", "sleeper() if os.open(own, os.O_DIRECTORY) else None"])
-def test_a_worker_that_has_the_directory_of_its_own_run_open_is_no_launch(printed, start):
-    code = f"""
-    worker = {start}
-    end_launches(own=own)
+def test_a_worker_that_has_the_directory_of_its_own_run_open_is_no_launch(printed):
+    """Whether this process is told of that directory, or has it open itself."""
+    code = """
+    worker = sleeper(own)
+    end_launches(own=frozenset({own}))
+    os.open(own, os.O_DIRECTORY)
+    end_launches()
     print(left_alone(worker))
     """
     assert printed(code) == "True"
@@ -87,7 +89,7 @@ def test_a_worker_that_has_the_directory_of_its_own_run_open_is_no_launch(printe
 def test_a_worker_that_has_the_directory_of_its_own_run_open_is_killed_like_others(printed):
     code = """
     worker, (below, _) = sleeper(own), launch(one)
-    end_launches(own=own)
+    end_launches(own=frozenset({own}))
     print(end_of(worker), end_of(below))
     """
     assert printed(code) == f"{-signal.SIGKILL} {signal.SIGKILL}"
@@ -148,9 +150,9 @@ FORWARDING = """
             time.sleep(0.01)
             return self.numbers.pop() if self.numbers else signal.SIGCHLD
 
-    def forward(child, spared):
+    def forward(child, spared, *, directory=own, logs=None):
         watch = SimpleNamespace(child_has_ended=lambda: False)
-        remains = Remains(directory=own, cgroup=None, logs=None, has_launches=False)
+        remains = Remains(directory=directory, cgroup=None, logs=logs, has_launches=False)
         return guard._forward_signals(child, OverdueTwice(), watch, remains, spared=spared)
 """
 
@@ -171,3 +173,10 @@ def test_the_guard_of_a_blocked_supervisor_lets_launches_below_end_where_it_has_
     print(forward(child, frozenset({job})), end_of(below), left_alone(job))
     """
     assert printed(FORWARDING + code) == f"{-signal.SIGKILL} {signal.SIGKILL} True"
+
+
+@pytest.mark.parametrize("folders", ["directory=own", "directory=None, logs=own"])
+def test_a_blocked_supervisor_is_no_launch_to_its_guard(printed, folders):
+    """It has the directories of its own run open, and is killed at once."""
+    code = f"    print(forward(sleeper(own), frozenset(), {folders}))\n"
+    assert printed(FORWARDING + code) == str(-signal.SIGKILL)
