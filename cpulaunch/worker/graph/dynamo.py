@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -33,6 +33,10 @@ LIBRARIES = ("torch", "transformers", "cpulaunch")
 
 PURE = ("einops",)
 """Packages whose functions that Dynamo is not to look into (`allow_in_graph`) depend on their arguments alone."""
+
+CLOSED = ("flat_apply", "invoke_leaf_function", "trampoline_autograd_apply")
+"""Beginnings of the names of functions of torch's that call one that Dynamo is not to look into: one that is marked as
+`nonstrict_trace` or as `leaf_function`, or an autograd function that is marked as `allow_in_graph`."""
 
 COMPILING = ("is_compiling", "is_dynamo_compiling", "is_exporting")
 """Functions that Dynamo takes for True, as which a program may leave out what its eager calls do."""
@@ -86,6 +90,59 @@ def answered_as_in_eager_calls() -> Iterator[set[Answer]]:
         yield answers
     finally:
         Kind.call_function = plain
+
+
+@contextmanager
+def untraced_functions() -> Iterator[set[str]]:
+    """The functions of the program that Dynamo calls, in this thread, inside the context, but does not look into.
+
+    They are marked as `allow_in_graph` or as `assume_constant_result`, for example: what they read besides their
+    arguments is not guarded. Source: torch/_dynamo/trace_rules.py, lookup_callable; torch/_dynamo/decorators.py.
+    """
+    from torch._dynamo.trace_rules import is_callable_allowed
+    from torch._dynamo.variables import functions, nn_module
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as Kind
+
+    names: set[str] = set()
+    plain, constant, thread = Kind.call_function, functions.invoke_and_store_as_constant, threading.get_ident()
+
+    def note(function: Any, *, is_marked: bool) -> None:
+        if is_marked and threading.get_ident() == thread and not _is_of_library(function):
+            names.add(getattr(function, "__qualname__", type(function).__qualname__))
+
+    @functools.wraps(plain)
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        note(self.value, is_marked=is_callable_allowed(self.value))
+        return plain(self, tx, args, kwargs)
+
+    @functools.wraps(constant)
+    def invoke_and_store_as_constant(tx: Any, fn: Any, name: Any, args: Any, kwargs: Any) -> Any:
+        note(fn, is_marked=getattr(fn, "_dynamo_marked_constant", False))
+        return constant(tx, fn, name, args, kwargs)
+
+    Kind.call_function = call_function
+    functions.invoke_and_store_as_constant = nn_module.invoke_and_store_as_constant = invoke_and_store_as_constant
+    try:
+        yield names
+    finally:
+        Kind.call_function = plain
+        functions.invoke_and_store_as_constant = nn_module.invoke_and_store_as_constant = constant
+
+
+def _is_of_library(function: Any) -> bool:
+    """Whether this is a function that a library has under the name that the function says is its own.
+
+    `functools.wraps` copies the name from another function, except to classes and to what is written in C++.
+    """
+    function = getattr(function, "__func__", function)
+    if _package(getattr(function, "__module__", None)) not in (*LIBRARIES, *PURE):
+        return False
+    if isinstance(function, type | BuiltinFunctionType | torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return True
+    found: Any = sys.modules.get(function.__module__)
+    for name in getattr(function, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is function or getattr(found, "__wrapped__", None) is function  # It may have a cache.
 
 
 def _is_asked_by_library(tx: Any) -> bool:
@@ -189,9 +246,9 @@ def enters_autocast(graph: torch.fx.GraphModule) -> bool:
 def _is_closed(target: object) -> bool:
     """Whether a node calls a function of the program's whose body is no part of the graph.
 
-    So are those marked as `allow_in_graph`, and as `nonstrict_trace`, which a function of torch's applies.
+    See `untraced_functions`, which names most of them.
     """
-    if getattr(target, "__name__", "").startswith("flat_apply"):
+    if getattr(target, "__name__", "").startswith(CLOSED):
         return True
     return isinstance(target, FunctionType) and _package(target.__module__) not in (*LIBRARIES, *PURE)
 

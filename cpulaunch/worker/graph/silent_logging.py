@@ -187,3 +187,21 @@ def _filters_version() -> int:
 def _registries() -> list[dict[Any, Any]]:
     found = [getattr(module, "__dict__", {}).get("__warningregistry__") for module in tuple(sys.modules.values())]
     return [each for each in found if isinstance(each, dict)]
+
+
+_LOGGERS = ("torch._subclasses.fake_tensor", "torch._dynamo.variables.ctx_manager", "torch._dynamo.variables.torch")
+"""What these write about a trace is about nothing that the program has asked for; the refusal names what matters."""
+
+
+@contextmanager
+def dynamo_logs_off() -> Iterator[None]:
+    """Effect: Dynamo prints no stack traces and no notes on profilers on stderr."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

@@ -7,11 +7,10 @@ so a call that changes Python objects is refused.
 
 from __future__ import annotations
 
-import logging
 import re
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,8 +28,14 @@ from cpulaunch.worker.graph.dynamo import (
     reads_environment,
     reads_numbers,
     unmarked,
+    untraced_functions,
 )
-from cpulaunch.worker.graph.silent_logging import SilentCall, silent_calls_left_out, silent_warnings
+from cpulaunch.worker.graph.silent_logging import (
+    SilentCall,
+    dynamo_logs_off,
+    silent_calls_left_out,
+    silent_warnings,
+)
 from cpulaunch.worker.tensors.aliasing import shared_object
 from cpulaunch.worker.tensors.mutation import OwnResultsOnly, WrittenError
 from cpulaunch.worker.tensors.owners import own_view
@@ -96,18 +101,19 @@ def trace_call(
     """
     if any(map(_skips_padding, module.modules())):
         raise RefusedError("its TransformerEncoder skips padding, which a graph cannot do")
-    recorder = _Recorder(inputs + frozen)
     # A new code object: Dynamo keeps guards, and counts recompilations, by code object.
     function = types.FunctionType(_template.__code__.replace(co_name="captured_call"), globals())
     with (
         silent_warnings(),
         _dynamo_settings(),
-        _logs_off(),
+        dynamo_logs_off(),
         unmarked(inputs + frozen),
         others_draws_kept(),
         silent_calls_left_out() as silent,
         answered_as_in_eager_calls() as answers,
+        untraced_functions() as untraced,
     ):
+        recorder = _Recorder(inputs + frozen, untraced)
         try:
             result = _compiled(function, recorder)(module, args, kwargs)
             shared = shared_object(eager, result)
@@ -181,11 +187,12 @@ class _Recorder:
     """A Dynamo backend that records the graph with the arguments and outputs of its first run.
 
     `asserted`: how many results the graph has behind these outputs, for what it asserts about values.
-    `foreign`: tensors that the graph must not write to. Dynamo keeps every backend until the process exits.
+    `foreign`: tensors that the graph must not write to. `untraced`: functions that Dynamo has not looked into. Dynamo
+    keeps every backend until the process exits.
     """
 
-    def __init__(self, foreign: list[Tensor]) -> None:
-        self._foreign = foreign
+    def __init__(self, foreign: list[Tensor], untraced: Collection[str]) -> None:
+        self._foreign, self._untraced = foreign, untraced
         self.graph: torch.fx.GraphModule | None = None
         self.context: Any = None
         self.arguments: tuple[Any, ...] = ()
@@ -202,6 +209,8 @@ class _Recorder:
             raise RefusedError("it reads numbers out of tensors, whose values would not all be noticed")
         self.asserted = assert_by_results(graph)
         lost = lost_effect(graph) or ("an environment variable" if reads_environment() else "")
+        if self._untraced:
+            lost = f"what {min(self._untraced)}() depends on, which Dynamo is not to look into"
         if lost:
             raise RefusedError(f"its graph would not contain {lost}")
         results = [node.meta.get("example_value") for node in graph.graph.nodes]
@@ -270,24 +279,6 @@ def _dynamo_settings() -> Any:
     if hasattr(config, "allow_rnn"):  # Since torch 2.6.
         settings["allow_rnn"] = True
     return config.patch(settings)
-
-
-_LOGGERS = ("torch._subclasses.fake_tensor", "torch._dynamo.variables.ctx_manager", "torch._dynamo.variables.torch")
-"""What these write about a trace is about nothing that the program has asked for; the refusal names what matters."""
-
-
-@contextmanager
-def _logs_off() -> Iterator[None]:
-    """Effect: Dynamo prints no stack traces and no notes on profilers on stderr."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
 
 
 def _side_effects() -> str:
