@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -233,6 +234,54 @@ def guard_results() -> None:
     from torch._dynamo.variables import LazyVariableTracker
 
     LazyVariableTracker.realize_all(InstructionTranslator.current_tx().stack)
+
+
+@contextmanager
+def exact_guards() -> Iterator[None]:
+    """Effect: guards that this thread makes inside the context tell 0.0 from -0.0, and (1,) from (1.0,) and (True,).
+
+    Dynamo's compare values with `==`, and their types, but not the types of what is in them. Source:
+    torch/_dynamo/guards.py, GuardBuilder.EQUALS_MATCH; torch/csrc/dynamo/guards.cpp, EQUALS_MATCH.
+    """
+    from torch._guards import Guard
+
+    plain, thread = Guard.create, threading.get_ident()
+
+    @functools.wraps(plain)
+    def create(self: Any, builder: Any) -> Any:
+        created = plain(self, builder)
+        if threading.get_ident() == thread and self.inner_create_fn().__name__ in ("CONSTANT_MATCH", "EQUALS_MATCH"):
+            _guard_exactly(self, builder)
+        return created
+
+    Guard.create = create
+    try:
+        yield
+    finally:
+        Guard.create = plain
+
+
+def _guard_exactly(guard: Any, builder: Any) -> None:
+    """Effect: adds a guard to one that compares a value with `==`, if another value may be equal to it."""
+    takes_name = "name" in inspect.signature(builder.get).parameters  # Torch 2.8.
+    value = builder.get(guard.name if takes_name else guard)
+    is_zero = isinstance(value, float) and value == 0
+    if not is_zero and not isinstance(value, complex | tuple | list | set | frozenset):
+        return
+    text, manager = _exact_text(value), builder.get_guard_manager(guard)
+
+    def is_same(now: object) -> bool:
+        return _exact_text(now) == text
+
+    try:
+        manager.add_lambda_guard(is_same, [f"{guard.name} is {text}"], guard.user_stack)
+    except TypeError:  # Torch 2.8.
+        manager.add_lambda_guard(is_same, [f"{guard.name} is {text}"])
+
+
+def _exact_text(value: object) -> str:
+    """A text that only values of the same types, with the same values in them, have in common."""
+    return str(sorted(map(repr, value))) if isinstance(value, set | frozenset) else repr(value)
 
 
 def enters_autocast(graph: torch.fx.GraphModule) -> bool:

@@ -22,6 +22,7 @@ from cpulaunch.worker.graph.dynamo import (
     Answer,
     answered_as_in_eager_calls,
     assert_by_results,
+    exact_guards,
     guard_results,
     lost_effect,
     others_draws_kept,
@@ -109,6 +110,7 @@ def trace_call(
         dynamo_logs_off(),
         unmarked(inputs + frozen),
         others_draws_kept(),
+        exact_guards(),
         silent_calls_left_out() as silent,
         answered_as_in_eager_calls() as answers,
         untraced_functions() as untraced,
@@ -323,7 +325,7 @@ def _is_restored(item: Any, effects: Any) -> bool:
 
 
 def _same(old: object, new: object) -> bool:
-    return old is new or (type(old) is type(new) and isinstance(old, int | str | float | bool) and old == new)
+    return old is new or (type(old) is type(new) and isinstance(old, int | str | float) and repr(old) == repr(new))
 
 
 def _name(item: Any) -> str:
