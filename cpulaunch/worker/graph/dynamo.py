@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
@@ -234,6 +234,17 @@ def guard_results() -> None:
     from torch._dynamo.variables import LazyVariableTracker
 
     LazyVariableTracker.realize_all(InstructionTranslator.current_tx().stack)
+
+
+def guard_attributes(variable: Any, names: Iterable[str]) -> None:
+    """Effect: the values that these attributes of Dynamo's variable have now are guarded."""
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.source import AttrSource
+
+    for name in names:
+        is_plain = type(getattr(variable.value, name)) in (int, float, str, bool, type(None))
+        kind = GuardBuilder.CONSTANT_MATCH if is_plain else GuardBuilder.ID_MATCH
+        install_guard(AttrSource(variable.source, name).make_guard(kind))
 
 
 @contextmanager

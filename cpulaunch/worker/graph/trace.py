@@ -23,6 +23,7 @@ from cpulaunch.worker.graph.dynamo import (
     answered_as_in_eager_calls,
     assert_by_results,
     exact_guards,
+    guard_attributes,
     guard_results,
     lost_effect,
     others_draws_kept,
@@ -312,16 +313,22 @@ def _mutation(item: Any) -> Any:
 
 
 def _is_restored(item: Any, effects: Any) -> bool:
-    """Whether the object has its old values again, as after code that sets a flag and resets it."""
+    """Whether the object has its old values again, as after code that sets a flag and resets it.
+
+    Effect: guards them.
+    """
     stored = effects.store_attr_mutations.get(item) or effects.store_attr_mutations.get(_mutation(item))  # torch 2.5
     base = getattr(item, "is_base_vt_modified", None)
     if not stored or (base is not None and base(effects)):
         return False
     value = getattr(item, "value", None)  # Of a list of tensors, it raises an error.
-    return value is not None and all(
+    is_restored = value is not None and all(
         new.is_python_constant() and _same(vars(value).get(name, stored), new.as_python_constant())
         for name, new in stored.items()
     )
+    if is_restored:
+        guard_attributes(item, stored)
+    return is_restored
 
 
 def _same(old: object, new: object) -> bool:

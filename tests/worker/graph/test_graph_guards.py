@@ -62,3 +62,30 @@ def test_a_value_that_is_not_a_number_needs_no_other_capture(plugin: Plugin) -> 
         assert model(value, float("nan")).isnan().all()
     assert plugin.captured() == ["Dividing"]
     assert not plugin.reasons()
+
+
+class Resetting(Net):
+    """It sets an attribute that it does not read."""
+
+    def __init__(self, state: object) -> None:
+        super().__init__()
+        self.state, self.first = state, state
+
+    def look(self, value: Tensor) -> None:
+        self.state = self.first
+
+
+@pytest.mark.parametrize(
+    ("first", "changed"),
+    [(0.0, 5.0), (0.0, -0.0), (False, True), (None, "busy"), (torch.relu, torch.tanh)],
+)
+def test_an_attribute_that_each_call_sets_is_set_after_a_change(plugin: Plugin, first, changed) -> None:
+    model, value = Resetting(first).eval(), torch.randn(4, 16)
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Resetting"]
+    for _ in range(3):
+        model.state = changed
+        model(value)
+        assert repr(model.state) == repr(first)
+    close(model(value), plugin.eager(model, value))
