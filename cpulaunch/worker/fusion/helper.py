@@ -18,6 +18,12 @@ import socket
 import sys
 from contextlib import suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cpulaunch.worker.fusion.search import TrialOutcome
+
 LEAST_PRIORITY, LOW_PRIORITY = 19, 5
 """Nice values. At 5, a thread gets a quarter of a CPU on which another thread of ordinary priority always runs.
 
@@ -120,7 +126,6 @@ def answer_requests(requests: int, helper: int) -> None:
 
         die_with_parent(signal.SIGKILL, parent=helper)
         refuse_core_dumps()
-        from cpulaunch.worker.fusion.trial import tried
         from cpulaunch.worker.fusion.wire import decode_request, encode_outcome
 
         for line in lines:
@@ -128,6 +133,22 @@ def answer_requests(requests: int, helper: int) -> None:
             answer = encode_outcome(fields["key"], tried(context["folder"], fields, described))
             while answer:
                 answer = answer[os.write(requests, answer) :]
+
+
+def tried(folder: str, fields: dict[str, Any], described: list[Any]) -> TrialOutcome:
+    """The outcome of a request, from the folder if it is known by now. Effect: adds a lasting outcome to the folder.
+
+    Only a trial imports torch, which takes a second of processor time: of instances, one tries a graph and the others
+    wait for what it finds.
+    """
+    from cpulaunch.worker.fusion.outcomes import known_or_found
+
+    def find() -> TrialOutcome:
+        from cpulaunch.worker.fusion.trial import Trial
+
+        return Trial(fields, described).outcome()
+
+    return known_or_found(folder, fields["key"], find, seconds=float(fields["seconds"]))
 
 
 def yield_cpus(*, only_idle: bool) -> None:

@@ -35,6 +35,9 @@ MAX_SECONDS = 999_999.0
 LOCK_SECONDS = 5.0
 """How long a writer waits for another one before it writes all the same."""
 
+IDLE_FACTOR = 5
+"""A limit in seconds is for an idle machine. A helper waits for idle CPUs, so it gets so many times as long."""
+
 PAUSE_SECONDS = 0.2
 
 LINE = re.compile(r"([0-9a-f]{64})\t(works|refused)\t([^\t]*)\t(\d{1,6}\.\d)\t(\d{1,6}\.\d)")
@@ -160,6 +163,25 @@ def _line(key: str, outcome: TrialOutcome) -> str:
     if outcome.refusal is not None:
         return f"{key}\trefused\t{' '.join(outcome.refusal.split())[:MAX_REASON]}\t{numbers}"
     return f"{key}\tworks\t{','.join(map(str, sorted(outcome.left_out)))}\t{numbers}"
+
+
+def known_or_found(folder: str, key: str, find: Callable[[], TrialOutcome], *, seconds: float) -> TrialOutcome:
+    """The outcome for a key: from the folder if it is known by the time the key can be claimed, else what `find` finds.
+
+    `seconds`: limit of a trial. Effect: adds a lasting outcome to the folder.
+    """
+    end = time.monotonic() + IDLE_FACTOR * seconds
+    try:
+        with claim(folder, key, is_over=lambda: time.monotonic() > end):
+            known = read_outcomes(folder).get(key)
+            if known is not None and known.holds_within(seconds):
+                return known
+            outcome = find()
+            if outcome.lasting:
+                add_outcomes(folder, {key: outcome})
+            return outcome
+    except UnusableError as error:
+        return TrialOutcome(refusal=str(error), lasting=False)
 
 
 @contextmanager

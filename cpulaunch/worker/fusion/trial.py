@@ -22,7 +22,7 @@ from cpulaunch.system.libc import die_with_parent
 from cpulaunch.system.root import Root
 from cpulaunch.worker.fusion.exclusion import fusible, leave_out, observed_kinds
 from cpulaunch.worker.fusion.math_settings import apply_math_settings
-from cpulaunch.worker.fusion.outcomes import UnusableError, add_outcomes, claim, read_outcomes
+from cpulaunch.worker.fusion.outcomes import IDLE_FACTOR
 from cpulaunch.worker.fusion.portable import (
     Function,
     PortableGraph,
@@ -31,7 +31,7 @@ from cpulaunch.worker.fusion.portable import (
     graph_of,
 )
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome, search
-from cpulaunch.worker.fusion.wire import total_bytes, value_of
+from cpulaunch.worker.fusion.values import total_bytes, value_of
 
 WARM_UP_CALLS = 2
 """The first call is profiled; the second fuses the graph and packs its weights."""
@@ -74,9 +74,6 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 NO_RESOURCES = re.compile(r"allocate memory|bad_alloc|out[ _]of[ _]memory|MemoryError|temporarily unavailable", re.I)
 """Errors of this moment, which say nothing about the graph. Source: c10/core/CPUAllocator.cpp; errno(3), EAGAIN."""
 
-IDLE_FACTOR = 5
-"""A limit in seconds is for an idle machine. This process waits for idle CPUs, so it gets so many times as long."""
-
 MAX_ATTEMPTS = 60
 POLL_SECONDS = 0.2
 NEEDED_COPIES = 3
@@ -89,22 +86,6 @@ class DifferentResultError(Exception):
 
 class SlowerError(Exception):
     """A graph is much slower than the same graph unfused: oneDNN has no fast kernel for one of its operations."""
-
-
-def tried(folder: str, fields: dict[str, Any], described: list[Any]) -> TrialOutcome:
-    """The outcome of a request, from the folder if it is known by now. Effect: adds a lasting outcome to the folder."""
-    key, end = fields["key"], time.monotonic() + IDLE_FACTOR * float(fields["seconds"])
-    try:
-        with claim(folder, key, is_over=lambda: time.monotonic() > end):
-            known = read_outcomes(folder).get(key)
-            if known is not None and known.holds_within(float(fields["seconds"])):
-                return known
-            outcome = Trial(fields, described).outcome()
-            if outcome.lasting:
-                add_outcomes(folder, {key: outcome})
-            return outcome
-    except UnusableError as error:
-        return TrialOutcome(refusal=str(error), lasting=False)
 
 
 class Trial:

@@ -28,7 +28,8 @@ from cpulaunch.worker.fusion.math_settings import math_settings
 from cpulaunch.worker.fusion.outcomes import UnusableError, default_folder, note_request, read_outcomes, version
 from cpulaunch.worker.fusion.portable import PortableGraph
 from cpulaunch.worker.fusion.search import TrialOutcome
-from cpulaunch.worker.fusion.wire import Request, UnsendableError, describe, encode_request
+from cpulaunch.worker.fusion.values import UnsendableError, describe
+from cpulaunch.worker.fusion.wire import Request, encode_request
 
 MAX_STARTS = 3
 """Helper processes started by one worker: one that ends by itself is started again."""
@@ -93,7 +94,12 @@ class Trials:
             if self._unavailable is not None:
                 return TrialOutcome(refusal=self._unavailable, lasting=False)
             request = Request(
-                key=key, graph=graph, left_out=left_out, threads=torch.get_num_threads(), seconds=self._seconds
+                key=key,
+                graph=graph,
+                left_out=left_out,
+                threads=torch.get_num_threads(),
+                math=math_settings(),
+                seconds=self._seconds,
             )
             answer = self._ask(request, described)
             return None if answer is None else self._affordable(answer)

@@ -1,5 +1,6 @@
 """Graphs tried in the helper process: what compiles, what crashes, and how the helper ends."""
 
+import json
 import os
 import resource
 import signal
@@ -22,7 +23,7 @@ from torch import Tensor, nn  # noqa: E402
 from cpulaunch.worker.fusion import trial as trial_module  # noqa: E402
 from cpulaunch.worker.fusion import trials as trials_module  # noqa: E402
 from cpulaunch.worker.fusion.exclusion import PRODUCTS, fusible, leave_out, observed_kinds  # noqa: E402
-from cpulaunch.worker.fusion.helper import LEAST_PRIORITY, LOW_PRIORITY, wanted_and_had  # noqa: E402
+from cpulaunch.worker.fusion.helper import LEAST_PRIORITY, LOW_PRIORITY, tried, wanted_and_had  # noqa: E402
 from cpulaunch.worker.fusion.helper_process import (  # noqa: E402
     HelperEndedError,
     HelperProcess,
@@ -33,9 +34,9 @@ from cpulaunch.worker.fusion.math_settings import apply_math_settings, math_sett
 from cpulaunch.worker.fusion.outcomes import add_outcomes, read_outcomes  # noqa: E402
 from cpulaunch.worker.fusion.portable import PortableGraph, function_of, graph_of, portable  # noqa: E402
 from cpulaunch.worker.fusion.search import ExhaustedError, TrialOutcome  # noqa: E402
-from cpulaunch.worker.fusion.trial import Trial, tried  # noqa: E402
+from cpulaunch.worker.fusion.trial import Trial  # noqa: E402
 from cpulaunch.worker.fusion.trials import Trials, fingerprint  # noqa: E402
-from cpulaunch.worker.fusion.wire import describe, value_of  # noqa: E402
+from cpulaunch.worker.fusion.values import describe, value_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -334,8 +335,14 @@ def busy_cpu() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+def request_line(key: str, *values: object) -> bytes:
+    """A request for a trial, as far as a helper reads it before it builds the graph."""
+    return json.dumps({"key": key, "seconds": 300.0, "values": values}).encode() + b"\n"
+
+
 def test_a_helper_that_finds_no_idle_cpu_says_so(tmp_path: Path, busy_cpu: None) -> None:
     helper = HelperProcess(str(tmp_path), patience=0.4)
+    helper.send(request_line("a" * 64))  # For which it imports torch.
     with pytest.raises(HelperStarvedError):
         helper.receive(60.0)
     helper.close()
@@ -519,6 +526,25 @@ def test_what_another_instance_has_found_meanwhile_is_not_tried_again(tmp_path: 
     key, found = "a" * 64, TrialOutcome(left_out=frozenset({3}))
     add_outcomes(str(tmp_path), {key: found})
     assert tried(str(tmp_path), {"key": key, "seconds": 300.0}, []) == found
+
+
+def test_a_helper_that_need_not_try_a_graph_imports_no_torch(tmp_path: Path) -> None:
+    key, found = "a" * 64, TrialOutcome(left_out=frozenset({3}))
+    add_outcomes(str(tmp_path), {key: found})
+    helper = HelperProcess(str(tmp_path))
+    try:
+        helper.send(request_line(key))
+        assert helper.receive(None) == [(key, found)]
+        [child] = psutil.Process(helper.pid).children()
+        maps = Path(f"/proc/{child.pid}/maps")
+        assert "libtorch" not in maps.read_text()
+        huge = {"dtype": "float32", "shape": [1 << 50], "strides": [1]}
+        helper.send(request_line("b" * 64, huge))
+        [(_, outcome)] = helper.receive(None)
+        assert "too little memory" in str(outcome.refusal)
+        assert "libtorch" in maps.read_text()
+    finally:
+        helper.close()
 
 
 def test_instances_learn_from_each_other(tmp_path: Path) -> None:
