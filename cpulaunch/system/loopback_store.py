@@ -14,8 +14,8 @@ from datetime import timedelta
 from functools import wraps
 from operator import index
 
-from cpulaunch.system.tcp.connections import clients_of, is_acknowledged, is_idle, listens
-from cpulaunch.system.tcp.owners import ESTABLISHED, LISTEN, MAPPED, ends_of_connection, owner_of_server, place_of
+from cpulaunch.system.tcp.connections import clients_of, listens
+from cpulaunch.system.tcp.owners import ESTABLISHED, MAPPED, owner_of_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +40,12 @@ TIMEOUT_POSITION, TIMEOUT_SECONDS = 2, 300.0
 POLL_SECONDS, LONGEST_POLL_SECONDS, POLL_SHARE = 0.005, 0.05, 0.05
 """Pauses while a client waits for its server: this share of how long it has waited, within these limits."""
 ATTEMPT_SECONDS = 3.0
-"""How long a client tries to connect to a server whose listener this host does not have, and to hear from it then."""
+"""How long a client tries to connect to a server whose listener this host does not show."""
 SILENT_SECONDS = 5.0
 """After which a client that waits says that another user listens there."""
+ACCEPTED_SECONDS = 60.0
+"""How long a connection may lack its other end, as while the server's queue is full."""
+FORWARDED = "if the port is forwarded, name the address behind it"
 ROOT_UID = 0
 
 
@@ -163,13 +166,14 @@ def connected(
     It connects to the first of these addresses of this host at which such a server listens: torch's client waits
     forever for one that accepts it and says nothing. Then the connection is looked at: torch tries again if the server
     has gone meanwhile. `serves`: `connect` itself starts the server. Unless `patient`, another user who listens is an
-    error at once, and a server may be behind a port that root's rules forward, or else at one of the `others`, which
-    are addresses of other hosts. Raises: RuntimeError, or OSError if owners may be known later.
+    error at once, and a server may be at one of the `others`, which are addresses of other hosts. At one of this host,
+    no server is used that this host does not show, as behind a port that root's rules forward: every user can hide.
+    Raises: RuntimeError, or OSError if owners may be known later.
     """
     trusted = trusted_users(servers[0][0])
     if not trusted:
         return connect(servers[0][0])
-    deadline = time.monotonic() + seconds
+    end = time.monotonic() + seconds
     server = servers[0] if serves else _wait_for_server(servers, trusted, seconds, patient=patient, others=others)
     if server in others:
         return connect(server[0])
@@ -177,10 +181,11 @@ def connected(
     store = connect(server[0])
     clients = clients_of(server).keys() - before
     where = f"at {server[0]}, port {server[1]}"
-    owners = [_owner_of_connection(server, each, trusted, deadline, patient=patient) for each in clients] or [None]
+    deadline = min(end, time.monotonic() + ACCEPTED_SECONDS)
+    owners = [_owner_of_connection(server, each, deadline) for each in clients] or [None]
     for owner in owners:
         if owner is None:
-            raise StrangerError(f"the server {where}, has gone or is no longer one of this user")
+            raise StrangerError(f"the server {where}, has gone or is not one of this user; {FORWARDED}")
         if owner not in trusted:
             raise StrangerError(f"uid {owner} has accepted the connection {where}", owner)
     return store
@@ -203,10 +208,13 @@ def _wait_for_server(
         owners = {server: owner_of_server(server) for server in servers}
         if (found := next((server for server in servers if owners[server] in trusted), None)) is not None:
             return found
-        is_free = not any(owners.values())  # Of root's, 0, one would have been found.
-        if not patient and is_free and (found := _server_elsewhere(servers, others, trusted, start + seconds)):
-            return found
         waited = time.monotonic() - start
+        if not patient and not any(owners.values()):  # Of root's, 0, one would have been found.
+            found = _accepting([*others, *(servers if waited >= SILENT_SECONDS else ())], start + seconds)
+            if found is not None and found in others:
+                return found
+            if found is not None and owner_of_server(found) is None:
+                raise StrangerError(f"what accepts connections at {found[0]}, port {found[1]}, is hidden; {FORWARDED}")
         stranger = next((server for server in servers if owners[server] is not None), None)
         if stranger is not None:
             other, text = owners[stranger], f"uid {owners[stranger]} listens at {stranger[0]}, port {stranger[1]}"
@@ -229,62 +237,30 @@ def _say(text: str) -> None:
         os.write(2, f"cpulaunch: warning: {text}\n".encode())
 
 
-def _server_elsewhere(
-    servers: Sequence[Server], others: Sequence[Server], trusted: frozenset[int], deadline: float
-) -> Server | None:
-    """The first of these servers, or of those of other hosts, that accepts a connection which does not end here.
+def _accepting(servers: Sequence[Server], deadline: float) -> Server | None:
+    """The first of these servers that accepts a connection; None if none does.
 
     Effect: makes connections, and takes no longer than the deadline, or a moment for each.
     """
-    for server in (*servers, *others):
+    for server in servers:
         left = min(ATTEMPT_SECONDS, max(deadline - time.monotonic(), POLL_SECONDS))
-        with suppress(OSError), socket.create_connection(server, timeout=left) as probe:
-            if server in others or not _may_end_here(server, place_of(probe.getsockname()), trusted):
-                return server
+        with suppress(OSError), socket.create_connection(server, timeout=left):
+            return server
     return None
 
 
-def _owner_of_connection(
-    server: Server, client: Server, trusted: frozenset[int], deadline: float, *, patient: bool
-) -> int | None:
-    """The user who has the server's end of this connection, once it is accepted; root if root's rules forward it.
+def _owner_of_connection(server: Server, client: Server, deadline: float) -> int | None:
+    """The user who has the server's end of this connection, once it is accepted; None if it is closed, or not in time.
 
-    None if it is closed, or not accepted in time, or forwarded and the client is `patient`.
+    None too if this host has no such end, as if root's rules forward the port: a user can close one in secret, bound to
+    another device, and have another one made later, by a listener with SYN cookies.
     """
     start = time.monotonic()
     while (owner := owner_of_server(server, client)) is None:
-        if not patient and _ends_elsewhere(server, client, trusted):
-            return ROOT_UID  # Only root can forward what goes to an address of this host.
         if clients_of(server).get(client) != ESTABLISHED or time.monotonic() >= deadline:
             return None
         _pause(time.monotonic() - start)  # The kernel does not announce when the server accepts a connection.
     return owner
-
-
-def _ends_elsewhere(server: Server, client: Server, trusted: frozenset[int]) -> bool:
-    """Whether an open connection to an address of this host has its other end on another one, or at another port here.
-
-    That this host shows no such end is no proof: every user may close one that is bound to another device, so that the
-    client does not notice, and let a listener drop what the client sends then. But what acknowledges a packet after the
-    look is no end that was closed before, nor a new one of this host: a connection gets a new one only by its first
-    data, while that is not acknowledged (SYN cookies). Raises: OSError if the kernel may tell later.
-    """
-    return (
-        is_idle(server, client)
-        and not _may_end_here(server, client, trusted)
-        and is_acknowledged(server, client, ATTEMPT_SECONDS)
-        and not _may_end_here(server, client, trusted)
-    )
-
-
-def _may_end_here(server: Server, client: Server, trusted: frozenset[int]) -> bool:
-    """Whether this host has the server's end of a connection, or a listener of another user who may yet accept it.
-
-    The kernel shows an end before it is accepted too, except that a listener whose queue is full may have none.
-    Raises: OSError if it may tell later.
-    """
-    ends = ends_of_connection(server, client)
-    return any(state != LISTEN or user not in trusted for state, user, _ in ends)
 
 
 def trusted_users(address: str) -> frozenset[int]:

@@ -1,10 +1,9 @@
-"""A stranger's end of a connection is found however it hides; without one here, only what root forwards is trusted."""
+"""A stranger's end of a connection is found however it hides; a server that this host does not show is not used."""
 
 import contextlib
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,15 +13,13 @@ import pytest
 from cpulaunch.system import loopback_store
 from cpulaunch.system.loopback_store import StrangerError, connected, loopback_listener
 from cpulaunch.system.tcp import owners
-from cpulaunch.system.tcp.connections import is_acknowledged, is_idle
 from cpulaunch.system.tcp.owners import ESTABLISHED, LISTEN, ends_of_connection, owner_of_server
 from tests.strangers import UID, needs_root
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells whose sockets are at a port")
-SO_BINDTOIFINDEX, NO_DEVICE, IPV6_ADDRFORM, IP_MINTTL = 62, 99999, 1, 21
-"""Source: linux/socket.h, linux/in6.h, linux/in.h. No device has that number."""
+SO_BINDTOIFINDEX, NO_DEVICE, IPV6_ADDRFORM = 62, 99999, 1
+"""Source: linux/socket.h, linux/in6.h. No device has that number."""
 Found = tuple[int, int, int]
-TRUSTED = frozenset({0, os.geteuid()})
 HIDING = """
 import os, socket, sys
 os.setgroups([])
@@ -41,7 +38,7 @@ sys.stdin.read()
 """
 FORWARDED = """
 import socket, subprocess, sys
-from cpulaunch.system.loopback_store import connected
+from cpulaunch.system.loopback_store import StrangerError, connected
 rules = '''
 table ip nat {
   chain output {
@@ -55,10 +52,10 @@ if subprocess.run(["sh", "-c", set_up], input=rules.encode(), check=False).retur
     sys.exit(77)
 server = socket.create_server(("127.0.0.1", 40001))
 place = ("127.0.0.1", 29400)
-store = connected(lambda at: socket.create_connection(place), [place], 60, patient=False)
-server.settimeout(60)
-while server.accept()[1] != store.getsockname():  # The connections that were made before it.
-    pass
+try:
+    connected(lambda at: sys.exit("connected"), [place], 60, patient=False)
+except StrangerError as error:
+    print(error, end="")
 """
 
 
@@ -127,43 +124,7 @@ def test_the_end_of_a_connection_is_found_whatever_device_it_is_bound_to(kind: s
         server.shutdown(socket.SHUT_WR)
         [(state, *_)] = ends_of_connection(place, own)
         assert state != ESTABLISHED
-        assert not loopback_store._ends_elsewhere(place, own, TRUSTED)
-
-
-@pytest.mark.parametrize("listens", [False, True], ids=["no listener", "one that drops packets"])
-def test_a_connection_that_was_closed_in_secret_is_no_forwarded_one(
-    monkeypatch: pytest.MonkeyPatch, listens: bool
-) -> None:
-    monkeypatch.setattr(loopback_store, "ATTEMPT_SECONDS", 1.5)
-    with hidden_connection("4") as (client, server), contextlib.ExitStack() as ended:
-        place, own = client.getpeername(), client.getsockname()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        server.close()  # No device has taken the packet that tells it.
-        assert ends_of_connection(place, own) == []
-        assert is_idle(place, own)
-        if listens:
-            dropping = ended.enter_context(loopback_listener(*place))
-            dropping.setsockopt(socket.IPPROTO_IP, IP_MINTTL, 255)
-        assert not loopback_store._ends_elsewhere(place, own, TRUSTED)
-
-
-def test_a_connection_is_not_idle_while_data_is_not_acknowledged() -> None:
-    """By the first data, a listener with SYN cookies can make an end of a connection that this host had not."""
-    with hidden_connection("4") as (client, server):
-        place, own = client.getpeername(), client.getsockname()
-        with loopback_listener(*place) as dropping:
-            dropping.setsockopt(socket.IPPROTO_IP, IP_MINTTL, 255)
-            assert is_idle(place, own)
-            client.sendall(b"data")
-            assert not is_idle(place, own)
-        assert server.fileno() >= 0
-
-
-def keepalive(store: socket.socket) -> list[int]:
-    """How the socket asks its other end whether it is still there."""
-    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-    asks = store.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    return [asks, *(store.getsockopt(socket.IPPROTO_TCP, option) for option in options)]
+        assert owner_of_server(place, own) is None
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, port: int, found: Found | None = None) -> None:
@@ -174,65 +135,68 @@ def hide(monkeypatch: pytest.MonkeyPatch, port: int, found: Found | None = None)
 
 
 @pytest.mark.parametrize("listener", [None, (LISTEN, os.geteuid(), 1)], ids=["no", "own"])
-def test_a_client_reaches_a_server_behind_a_port_that_root_forwards(
-    monkeypatch: pytest.MonkeyPatch, listener: Found | None
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_server_that_this_host_does_not_show_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, listener: Found | None, patient: bool
 ) -> None:
-    """Such as a container's, published at an address of this host: no socket here has the server's end."""
+    """It may be a stranger's, closed in secret, who makes another end of the connection by SYN cookies later."""
     with loopback_listener("127.0.0.1", 0) as server:
         port = server.getsockname()[1]
         hide(monkeypatch, port, listener)
-        before = []
-
-        def connect(address: str) -> socket.socket:
-            made = socket.create_connection((address, port))
-            before.extend(keepalive(made))
-            return made
-
-        with connected(connect, [("127.0.0.1", port)], 60, patient=False) as store:
-            assert store.getpeername() == server.getsockname()
-            assert keepalive(store) == before
-
-
-def test_a_rank_takes_no_server_that_this_host_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is on the same host."""
-    with loopback_listener("127.0.0.1", 0) as server:
-        port = server.getsockname()[1]
-        hide(monkeypatch, port)
-        with pytest.raises(StrangerError, match="has gone or is no longer one of this user"):
+        with pytest.raises(StrangerError, match="has gone or is not one of this user; if the port is forwarded, name"):
             connected(
-                lambda address: socket.create_connection((address, port)), [("127.0.0.1", port)], 0.1, serves=True
+                lambda address: socket.create_connection((address, port)),
+                [("127.0.0.1", port)],
+                0.1,
+                serves=True,
+                patient=patient,
             )
 
 
+def test_a_client_waits_no_minute_for_a_server_that_this_host_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback_store, "SILENT_SECONDS", 0.0)
+    with loopback_listener("127.0.0.1", 0) as server:
+        port = server.getsockname()[1]
+        hide(monkeypatch, port)
+        hidden = f"what accepts connections at 127.0.0.1, port {port}, is hidden; if the port is forwarded, name the"
+        with pytest.raises(StrangerError, match=hidden):
+            connected(lambda address: pytest.fail("connected"), [("127.0.0.1", port)], 1e9, patient=False)
+
+
+def test_a_server_that_has_just_been_started_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listens after its owner was asked for, and accepts the connection by which the client looks."""
+    monkeypatch.setattr(loopback_store, "SILENT_SECONDS", 0.0)
+    with loopback_listener("127.0.0.1", 0) as server:
+        place, shown = server.getsockname(), owners.socket_at
+        hidden_once = [place]
+
+        def socket_at(asked: tuple[str, int], *client: tuple[str, int]) -> Found | None:
+            return None if asked in hidden_once and not client and hidden_once.pop() else shown(asked, *client)
+
+        def connect(address: str) -> socket.socket:
+            made = socket.create_connection(place)
+            while (accepted := server.accept())[1] != made.getsockname():
+                accepted[0].close()
+            ended.callback(accepted[0].close)
+            return made
+
+        monkeypatch.setattr(owners, "socket_at", socket_at)
+        with contextlib.ExitStack() as ended, connected(connect, [place], 60, patient=False) as store:
+            assert store.getpeername() == place
+        assert not hidden_once
+
+
 @pytest.mark.skipif(not (shutil.which("unshare") and shutil.which("nft")), reason="needs unshare and nft")
-def test_a_client_reaches_a_server_behind_a_rule_of_nftables() -> None:
+def test_a_port_that_a_rule_of_nftables_forwards_is_an_error_that_tells_what_to_do() -> None:
     ended = subprocess.run(["unshare", "-rn", sys.executable, "-c", FORWARDED], capture_output=True, check=False)
     if ended.returncode == 77 or ended.stderr.startswith(b"unshare:"):
         pytest.skip("this user may make no network namespace, or no rules in it")
+    told = b"what accepts connections at 127.0.0.1, port 29400, is hidden; if the port is forwarded, name the address"
     assert (ended.returncode, ended.stderr) == (0, b"")
+    assert ended.stdout.startswith(told)
 
 
-@pytest.mark.parametrize("found", [(LISTEN, UID, 1), (3, 0, 0), (ESTABLISHED, 0, 0), owners.UNKNOWN], ids=str)
-def test_a_connection_that_this_host_may_yet_accept_is_none_to_another_host(
-    monkeypatch: pytest.MonkeyPatch, found: Found
-) -> None:
-    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
-        place = server.getsockname()
-        hide(monkeypatch, place[1], found)
-        assert not loopback_store._ends_elsewhere(place, client.getsockname(), TRUSTED)
-
-
-def test_a_closed_connection_is_none_to_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    with loopback_listener("127.0.0.1", 0) as server, socket.create_connection(server.getsockname()) as client:
-        server.accept()[0].close()
-        assert client.recv(1) == b""
-        place = server.getsockname()
-        hide(monkeypatch, place[1])
-        assert not loopback_store._ends_elsewhere(place, client.getsockname(), TRUSTED)
-        assert not is_acknowledged(place, client.getsockname(), 60)
-
-
-def test_without_a_list_of_sockets_nothing_counts_as_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_list_of_sockets_there_may_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners, "INET_DIAG_BC_S_COND", 99)  # An error of the kernel: there is no such condition.
     assert owners._listed_ends(("127.0.0.1", 1), ("127.0.0.1", 2)) == [owners.UNKNOWN]
-    assert loopback_store._may_end_here(("127.0.0.1", 1), ("127.0.0.1", 2), TRUSTED)
+    assert owner_of_server(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
