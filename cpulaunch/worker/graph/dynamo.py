@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cpulaunch.records.record import record
+from cpulaunch.worker.tensors.compare import exact_check
 from cpulaunch.worker.tensors.mutation import others_may_draw
 
 _frames: Any = torch._C._dynamo.eval_frame
@@ -276,23 +277,14 @@ def _guard_exactly(guard: Any, builder: Any) -> None:
     """Effect: adds a guard to one that compares a value with `==`, if another value may be equal to it."""
     takes_name = "name" in inspect.signature(builder.get).parameters  # Torch 2.8.
     value = builder.get(guard.name if takes_name else guard)
-    is_zero = isinstance(value, float) and value == 0
-    if not is_zero and not isinstance(value, complex | tuple | list | set | frozenset):
+    is_same, manager = exact_check(value), builder.get_guard_manager(guard)
+    if is_same is None:
         return
-    text, manager = _exact_text(value), builder.get_guard_manager(guard)
-
-    def is_same(now: object) -> bool:
-        return _exact_text(now) == text
-
+    text = f"{guard.name} is the same, not only equal"
     try:
-        manager.add_lambda_guard(is_same, [f"{guard.name} is {text}"], guard.user_stack)
+        manager.add_lambda_guard(is_same, [text], guard.user_stack)
     except TypeError:  # Torch 2.8.
-        manager.add_lambda_guard(is_same, [f"{guard.name} is {text}"])
-
-
-def _exact_text(value: object) -> str:
-    """A text that only values of the same types, with the same values in them, have in common."""
-    return str(sorted(map(repr, value))) if isinstance(value, set | frozenset) else repr(value)
+        manager.add_lambda_guard(is_same, [text])
 
 
 def enters_autocast(graph: torch.fx.GraphModule) -> bool:

@@ -1,6 +1,10 @@
-"""Comparison of two results up to rounding."""
+"""Comparison of two results up to rounding, and of other values exactly."""
 
 from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,3 +77,57 @@ def _float_error(reference: Tensor, result: Tensor, tolerance: Tolerance) -> tup
     if distance > tolerance.norm * size + NEGLIGIBLE * difference.numel() ** 0.5:
         return error, f"the result differs by {distance / max(size, 1e-300):.1e} of its norm"
     return error, None
+
+
+TWINLESS = frozenset((str, bytes, type(None), type, torch.dtype))
+"""Types whose values are equal to no other ones."""
+
+
+def exact_check(value: Any) -> Callable[[Any], bool] | None:
+    """A function that says whether a value of the same type, and equal to this one, is the same; None if each is.
+
+    0.0 is not the same as -0.0, and (1,) not as (1.0,) or (True,).
+    """
+    if isinstance(value, tuple | list | set | frozenset):
+        return _parts_check(value)
+    if not isinstance(value, complex) and not (isinstance(value, float) and value == 0):
+        return None
+    text = _exact_text(value)
+    return lambda now: now is value or _exact_text(now) == text
+
+
+def _parts_check(value: Any) -> Callable[[Any], bool] | None:
+    """`exact_check` of a collection.
+
+    It may be large, and is compared at each call of a module: texts, which take long, only if nothing else decides.
+    """
+    leaves = list(_leaves(value))
+    types = set(map(type, leaves))
+    numbers = types - TWINLESS
+    if not numbers:
+        return None
+    is_constant = all(kind.__hash__ is not None for kind in types)
+    fixed = value if is_constant and isinstance(value, tuple | frozenset) else object()
+    if types == set(map(type, value)) and (numbers in ({int}, {bool}) or (numbers == {float} and 0.0 not in leaves)):
+        return lambda now: now is fixed or types.issuperset(map(type, now))
+    text, parts = _exact_text(value), tuple(value) if is_constant else ()
+
+    def is_same(now: Any) -> bool:
+        are_identical = len(now) == len(parts) and all(map(operator.is_, now, parts))
+        return are_identical or _exact_text(now) == text
+
+    return lambda now: now is fixed or is_same(now)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """What is in a collection, and in the tuples and frozen sets in it."""
+    for part in value:
+        if isinstance(part, tuple | frozenset):
+            yield from _leaves(part)
+        else:
+            yield part
+
+
+def _exact_text(value: object) -> str:
+    """A text that only values of the same types, with the same values in them, have in common."""
+    return str(sorted(map(repr, value))) if isinstance(value, set | frozenset) else repr(value)

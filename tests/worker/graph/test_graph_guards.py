@@ -1,11 +1,14 @@
 """Values that a captured call depends on, and which are told from values that are equal to them."""
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
+from cpulaunch.worker.tensors.compare import exact_check  # noqa: E402
 from tests.worker.capturing import Plugin, close  # noqa: E402
 from tests.worker.graph.test_graph_reads import Net  # noqa: E402
 
@@ -89,3 +92,87 @@ def test_an_attribute_that_each_call_sets_is_set_after_a_change(plugin: Plugin, 
         model(value)
         assert repr(model.state) == repr(first)
     close(model(value), plugin.eager(model, value))
+
+
+class Choosing(Net):
+    def __init__(self, chosen: object) -> None:
+        super().__init__()
+        self.chosen = chosen
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) * (2 if 7 in self.chosen else 1)
+
+
+@pytest.mark.parametrize("chosen", [frozenset(range(9)), frozenset(("a", "b")), set(range(9)), {1, 7.0}, {7, (1,)}])
+def test_sets_are_not_compared_as_texts_at_each_call(plugin: Plugin, chosen: set[object]) -> None:
+    model, value, called = Choosing(chosen).eval(), torch.randn(4, 16), set()
+    for _ in range(4):
+        model(value)
+    assert plugin.captured() == ["Choosing"]
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        called.add(getattr(argument, "__name__", ""))
+
+    sys.setprofile(profile)
+    try:
+        result = model(value)
+    finally:
+        sys.setprofile(None)
+    close(result, plugin.eager(model, value))
+    assert not called & {"repr", "sorted"}
+
+
+LARGE = [
+    set(range(1000)),
+    set(map(float, range(1, 1000))),
+    [{*range(9)}],
+    {(1, index) for index in range(1000)},
+    {0.0, 1},
+]
+
+
+@pytest.mark.parametrize("value", [(1, 2), frozenset((1.0, "a")), (0.0,), ((1,), 2), 0.0, complex(0, 1), *LARGE])
+def test_a_value_is_the_same_as_itself_and_as_a_copy(value: object) -> None:
+    check = exact_check(value)
+    assert check is not None
+    assert check(value)
+    assert check(eval(repr(value)))
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        *(
+            ({1, 2}, {True, 2}),
+            ({1.0, "a"}, {1, "a"}),
+            ({1, 2.0}, {1.0, 2}),
+            ([0.0], [-0.0]),
+            ({0.0, "a"}, {-0.0, "a"}),
+        ),
+        *((frozenset([(1,), (2,)]), frozenset([(1.0,), (2,)])), ([[1], 2], [[True], 2]), ([False, None], [0, None])),
+    ],
+)
+def test_collections_of_equal_values_are_told_apart(value: object, other: object) -> None:
+    check = exact_check(value)
+    assert check is not None
+    assert value == other
+    assert not check(other)
+
+
+@pytest.mark.parametrize("value", [7, 1.5, "a", None, frozenset("abc"), ("a", (b"b", None)), {torch.float32}, ()])
+def test_a_value_that_no_other_is_equal_to_needs_no_check(value: object) -> None:
+    assert exact_check(value) is None
+
+
+def test_a_collection_that_may_change_is_compared_although_it_is_the_same_object() -> None:
+    for value, other in (({1, 2}, True), ([1, 2], 1.0), ([[1], 2], [True])):
+        check = exact_check(value)
+        assert check is not None
+        old = next(iter(value))
+        if isinstance(value, set):
+            value.remove(old)
+            value.add(other)
+        else:
+            value[0] = other
+        assert other == old
+        assert not check(value)
