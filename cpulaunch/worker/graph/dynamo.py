@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -28,6 +28,22 @@ def hide_from_dynamo(function: Any) -> None:
     elif hasattr(_frames, "set_code_exec_strategy"):
         skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
         _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, default))
+
+
+@contextmanager
+def _wrapped(owner: Any, around: Any) -> Iterator[None]:
+    """Effect: inside the context, this thread calls `around` instead of the function of its name, which it is given."""
+    plain, thread = getattr(owner, around.__name__), threading.get_ident()
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return around(plain, *args, **kwargs) if threading.get_ident() == thread else plain(*args, **kwargs)
+
+    setattr(owner, around.__name__, call)
+    try:
+        yield
+    finally:
+        setattr(owner, around.__name__, plain)
 
 
 LIBRARIES = ("torch", "transformers", "cpulaunch")
@@ -75,23 +91,18 @@ def answered_as_in_eager_calls() -> Iterator[set[Answer]]:
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as Kind
 
     answers: set[Answer] = set()
-    plain, thread = Kind.call_function, threading.get_ident()
     distributed = [getattr(torch.distributed, name, None) for name in DISTRIBUTED]
 
-    @functools.wraps(plain)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if threading.get_ident() == thread and not args and not kwargs:
+    def call_function(plain: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if not args and not kwargs:
             if getattr(self.value, "__name__", "") in COMPILING and not _is_asked_by_library(tx):
                 return ConstantVariable.create(False)
             if self.value in distributed:
                 answers.add(Answer(function=self.value, value=self.value()))
         return plain(self, tx, args, kwargs)
 
-    Kind.call_function = call_function
-    try:
+    with _wrapped(Kind, call_function):
         yield answers
-    finally:
-        Kind.call_function = plain
 
 
 @contextmanager
@@ -106,29 +117,22 @@ def untraced_functions() -> Iterator[set[str]]:
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as Kind
 
     names: set[str] = set()
-    plain, constant, thread = Kind.call_function, functions.invoke_and_store_as_constant, threading.get_ident()
 
     def note(function: Any, *, is_marked: bool) -> None:
-        if is_marked and threading.get_ident() == thread and not _is_of_library(function):
+        if is_marked and not _is_of_library(function):
             names.add(getattr(function, "__qualname__", type(function).__qualname__))
 
-    @functools.wraps(plain)
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def call_function(plain: Any, self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         note(self.value, is_marked=is_callable_allowed(self.value))
         return plain(self, tx, args, kwargs)
 
-    @functools.wraps(constant)
-    def invoke_and_store_as_constant(tx: Any, fn: Any, name: Any, args: Any, kwargs: Any) -> Any:
+    def invoke_and_store_as_constant(plain: Any, tx: Any, fn: Any, name: Any, args: Any, kwargs: Any) -> Any:
         note(fn, is_marked=getattr(fn, "_dynamo_marked_constant", False))
-        return constant(tx, fn, name, args, kwargs)
+        return plain(tx, fn, name, args, kwargs)
 
-    Kind.call_function = call_function
-    functions.invoke_and_store_as_constant = nn_module.invoke_and_store_as_constant = invoke_and_store_as_constant
-    try:
+    constants = [_wrapped(module, invoke_and_store_as_constant) for module in (functions, nn_module)]
+    with _wrapped(Kind, call_function), constants[0], constants[1]:
         yield names
-    finally:
-        Kind.call_function = plain
-        functions.invoke_and_store_as_constant = nn_module.invoke_and_store_as_constant = constant
 
 
 def _is_of_library(function: Any) -> bool:
@@ -248,36 +252,73 @@ def guard_attributes(variable: Any, names: Iterable[str]) -> None:
         install_guard(AttrSource(variable.source, name).make_guard(kind))
 
 
+COMPARING = ("CONSTANT_MATCH", "EQUALS_MATCH")
+COMPARING_KEYS = ("DICT_CONST_KEYS", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK")
+"""Dynamo's guards that compare a value with `==`, and those that compare the keys of a mapping so."""
+
+
 @contextmanager
 def exact_guards() -> Iterator[None]:
     """Effect: guards that this thread makes inside the context tell 0.0 from -0.0, and (1,) from (1.0,) and (True,).
 
-    Dynamo's compare values with `==`, and their types, but not the types of what is in them. Source:
-    torch/_dynamo/guards.py, GuardBuilder.EQUALS_MATCH; torch/csrc/dynamo/guards.cpp, EQUALS_MATCH.
+    Dynamo's compare values with `==`, and their types, but not the types of what is in them; and no order of keys for
+    `list(mapping)`, of which only those of `keys()` are in order. Source: torch/_dynamo/guards.py,
+    GuardBuilder.EQUALS_MATCH; torch/csrc/dynamo/guards.cpp, EQUALS_MATCH; torch/_dynamo/variables/dicts.py.
     """
+    from torch._dynamo.variables import ConstDictVariable, ListVariable
     from torch._guards import Guard
 
-    plain, thread = Guard.create, threading.get_ident()
-
-    @functools.wraps(plain)
-    def create(self: Any, builder: Any) -> Any:
-        created = plain(self, builder)
-        if threading.get_ident() == thread and self.inner_create_fn().__name__ in ("CONSTANT_MATCH", "EQUALS_MATCH"):
-            _guard_exactly(self, builder)
+    def create(plain: Any, guard: Any, builder: Any) -> Any:
+        created, kind = plain(guard, builder), guard.inner_create_fn().__name__
+        if kind in (*COMPARING, *COMPARING_KEYS):
+            _guard_exactly(guard, builder, has_keys=kind in COMPARING_KEYS)
         return created
 
-    Guard.create = create
-    try:
+    def read_in_order(tx: Any, variable: Any) -> None:
+        if isinstance(variable, ConstDictVariable) and variable.python_type() is dict:
+            variable.call_method(tx, "keys", [], {})
+
+    def unpack_var_sequence(plain: Any, variable: Any, tx: Any) -> Any:
+        read_in_order(tx, variable)
+        return plain(variable, tx)
+
+    def call_method(plain: Any, variable: Any, tx: Any, name: str, args: Any, *rest: Any) -> Any:
+        if name == "extend":
+            read_in_order(tx, next(iter(args), None))
+        return plain(variable, tx, name, args, *rest)
+
+    with (
+        _wrapped(Guard, create),
+        _wrapped(ConstDictVariable, unpack_var_sequence),
+        _wrapped(ListVariable, call_method),  # `list(mapping)`, since torch 2.13.
+    ):
         yield
-    finally:
-        Guard.create = plain
 
 
-def _guard_exactly(guard: Any, builder: Any) -> None:
-    """Effect: adds a guard to one that compares a value with `==`, if another value may be equal to it."""
+def _guard_exactly(guard: Any, builder: Any, *, has_keys: bool) -> None:
+    """Effect: adds a guard to one that compares a value, or the keys of one, if others may be equal to them."""
     takes_name = "name" in inspect.signature(builder.get).parameters  # Torch 2.8.
-    value = builder.get(guard.name if takes_name else guard)
-    is_same, manager = exact_check(value), builder.get_guard_manager(guard)
+    value, manager = builder.get(guard.name if takes_name else guard), builder.get_guard_manager(guard)
+    if not has_keys:
+        _add_check(guard, manager, exact_check(value))
+    elif isinstance(value, MappingProxyType):
+        is_same = exact_check(tuple(value))
+        _add_check(guard, manager, is_same and (lambda now: is_same(tuple(now))))
+    elif hasattr(manager, "get_key_manager"):  # The order of the keys counts: their own values do, too.
+        _guard_keys_exactly(guard, manager, value)
+
+
+def _guard_keys_exactly(guard: Any, manager: Any, value: Any) -> None:
+    from torch._dynamo.guards import GuardManagerType
+
+    for index, key in enumerate(dict.keys(value)):
+        is_same = exact_check(key)
+        if is_same is not None:
+            source = f"list(dict.keys({guard.name}))[{index}]"
+            _add_check(guard, manager.get_key_manager(index, source, key, GuardManagerType.GUARD_MANAGER), is_same)
+
+
+def _add_check(guard: Any, manager: Any, is_same: Callable[[Any], bool] | None) -> None:
     if is_same is None:
         return
     text = f"{guard.name} is the same, not only equal"
@@ -329,18 +370,14 @@ def others_draws_kept() -> Iterator[None]:
 
     Source: torch/_dynamo/convert_frame.py, preserve_global_state.
     """
-    plain, thread, had_others = torch.random.set_rng_state, threading.get_ident(), others_may_draw()
+    had_others = others_may_draw()
 
-    @functools.wraps(plain)
-    def set_rng_state(new_state: torch.Tensor) -> None:
-        if threading.get_ident() != thread or not (had_others or others_may_draw()):
+    def set_rng_state(plain: Any, new_state: torch.Tensor) -> None:
+        if not (had_others or others_may_draw()):
             plain(new_state)
 
-    torch.random.set_rng_state = set_rng_state
-    try:
+    with _wrapped(torch.random, set_rng_state):
         yield
-    finally:
-        torch.random.set_rng_state = plain
 
 
 STATIC = "_dynamo_static_input_type"

@@ -1,6 +1,9 @@
 """Values that a captured call depends on, and which are told from values that are equal to them."""
 
 import sys
+from collections import OrderedDict, defaultdict
+from functools import partial
+from types import MappingProxyType
 
 import pytest
 
@@ -103,7 +106,7 @@ class Choosing(Net):
         return super().forward(value) * (2 if 7 in self.chosen else 1)
 
 
-@pytest.mark.parametrize("chosen", [frozenset(range(9)), frozenset(("a", "b")), set(range(9)), {1, 7.0}, {7, (1,)}])
+@pytest.mark.parametrize("chosen", [frozenset(range(9)), frozenset(("a", "b")), set(range(9)), {7, 1.0}, {7, (1,)}])
 def test_sets_are_not_compared_as_texts_at_each_call(plugin: Plugin, chosen: set[object]) -> None:
     model, value, called = Choosing(chosen).eval(), torch.randn(4, 16), set()
     for _ in range(4):
@@ -120,6 +123,37 @@ def test_sets_are_not_compared_as_texts_at_each_call(plugin: Plugin, chosen: set
         sys.setprofile(None)
     close(result, plugin.eager(model, value))
     assert not called & {"repr", "sorted"}
+
+
+class Listing(Net):
+    def __init__(self, kept: object) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, value: Tensor) -> dict[str, object]:
+        return {"value": super().forward(value), "keys": list(self.kept)}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, partial(defaultdict, int), MappingProxyType])
+@pytest.mark.parametrize(("key", "other"), [(0.0, -0.0), ((1,), (True,)), ((0.0, 2), (-0.0, 2)), (1, True)])
+def test_keys_are_told_from_equal_ones(plugin: Plugin, kind, key: object, other: object) -> None:
+    model, value = Listing(kind({"a": 3, key: 1})).eval(), torch.randn(4, 16)
+    for changed in (key, other, key):
+        model.kept = kind({"a": 3, changed: 1})
+        for _ in range(4):
+            assert repr(model(value)["keys"]) == repr(["a", changed])
+    if kind is not MappingProxyType:  # Torch 2.5 does not take these.
+        assert plugin.captured() == ["Listing", "Listing"]
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+def test_keys_are_told_from_those_in_another_order(plugin: Plugin, kind: type) -> None:
+    model, value = Listing(kind(a=1, b=2)).eval(), torch.randn(4, 16)
+    for names in ("ab", "ba", "ab"):
+        model.kept = kind((name, "ab".index(name)) for name in names)
+        for _ in range(4):
+            assert model(value)["keys"] == list(names)
+    assert plugin.captured() == ["Listing", "Listing"]
 
 
 LARGE = [
