@@ -252,7 +252,7 @@ def guard_attributes(variable: Any, names: Iterable[str]) -> None:
         install_guard(AttrSource(variable.source, name).make_guard(kind))
 
 
-COMPARING = ("CONSTANT_MATCH", "EQUALS_MATCH")
+COMPARING = ("CONSTANT_MATCH", "CONSTANT_SUBCLASS_MATCH", "EQUALS_MATCH")
 COMPARING_KEYS = ("DICT_CONST_KEYS", "DICT_KEYS", "DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK")
 """Dynamo's guards that compare a value with `==`, and those that compare the keys of a mapping so."""
 

@@ -90,7 +90,7 @@ def exact_check(value: Any) -> Callable[[Any], bool] | None:
     """
     if isinstance(value, tuple | list | set | frozenset):
         return _parts_check(value)
-    if not isinstance(value, complex) and not (isinstance(value, float) and value == 0):
+    if not isinstance(value, complex) and not (isinstance(value, float) and float.__eq__(value, 0.0)):
         return None
     text = _exact_text(value)
     return lambda now: now is value or _exact_text(now) == text
@@ -130,4 +130,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def _exact_text(value: object) -> str:
     """A text that only values of the same types, with the same values in them, have in common."""
+    if isinstance(value, float):  # A subclass may have another text.
+        return float.__repr__(value)
     return str(sorted(map(repr, value))) if isinstance(value, set | frozenset) else repr(value)

@@ -1,5 +1,6 @@
 """Values that a captured call depends on, and which are told from values that are equal to them."""
 
+import math
 import sys
 from collections import OrderedDict, defaultdict
 from functools import partial
@@ -60,6 +61,30 @@ def test_zeros_of_either_sign_are_told_apart(plugin: Plugin, changed: str) -> No
         model.shift = 0.0
     for _ in range(4):
         close(model(value, zero), plugin.eager(model, value, zero))
+
+
+class Metres(float):
+    """A number with a text of its own."""
+
+    def __repr__(self) -> str:
+        return "metres"
+
+
+class Signed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.length = Metres(0.0)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) * math.copysign(1.0, self.length)
+
+
+def test_zeros_of_a_class_of_numbers_are_told_apart(plugin: Plugin) -> None:
+    model, value = Signed().eval(), torch.randn(4, 16)
+    for zero in (0.0, -0.0, 0.0):
+        model.length = Metres(zero)
+        for _ in range(4):
+            close(model(value), plugin.eager(model, value))
 
 
 def test_a_value_that_is_not_a_number_needs_no_other_capture(plugin: Plugin) -> None:
