@@ -275,7 +275,7 @@ def exact_guards() -> Iterator[None]:
         return created
 
     def read_in_order(tx: Any, variable: Any) -> None:
-        if isinstance(variable, ConstDictVariable) and variable.python_type() is dict:
+        if isinstance(variable, ConstDictVariable) and issubclass(variable.python_type(), dict):
             variable.call_method(tx, "keys", [], {})
 
     def unpack_var_sequence(plain: Any, variable: Any, tx: Any) -> Any:
