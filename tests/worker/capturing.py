@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cpulaunch.records.torch_settings import EVENTS_VARIABLE, TorchSettings
 from cpulaunch.worker.features import module_calls as calls
@@ -22,6 +22,26 @@ from cpulaunch.worker.graph import eligibility, engines
 from cpulaunch.worker.ledger import presence
 
 PLAIN_CALL: Any = nn.Module.__call__
+
+
+class Net(nn.Module):
+    """Two layers, of which tests override what a call looks at, and by what it multiplies their result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.look(value)
+        result: Tensor = self.layers(value)
+        return result * self.factor(value)
+
+    def look(self, value: Tensor) -> None:
+        return None
+
+    def factor(self, value: Tensor) -> float:
+        return 1.0
 
 
 class Plugin:

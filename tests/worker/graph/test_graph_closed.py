@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from cpulaunch.worker.graph import dynamo  # noqa: E402
-from tests.worker.capturing import Plugin, close  # noqa: E402
-from tests.worker.graph.test_graph_reads import Net  # noqa: E402
+from tests.worker.capturing import Net, Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from cpulaunch.worker.tensors.compare import exact_check  # noqa: E402
-from tests.worker.capturing import Plugin, close  # noqa: E402
-from tests.worker.graph.test_graph_reads import Net  # noqa: E402
+from tests.worker.capturing import Net, Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

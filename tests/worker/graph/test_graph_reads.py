@@ -20,7 +20,7 @@ from cpulaunch.worker.graph import module_state, trace  # noqa: E402
 from cpulaunch.worker.graph.dynamo import Answer  # noqa: E402
 from cpulaunch.worker.tensors.mutation import others_may_draw  # noqa: E402
 from tests.launch.launching import eventually  # noqa: E402
-from tests.worker.capturing import Plugin, close  # noqa: E402
+from tests.worker.capturing import Net, Plugin, close  # noqa: E402
 
 pytestmark = pytest.mark.torch
 WRITTEN: list[str] = []
@@ -46,24 +46,6 @@ def note(value: Tensor) -> Tensor:
 @note.register_fake
 def _(value: Tensor) -> Tensor:
     return torch.empty_like(value)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
-        self.calls = 0
-
-    def forward(self, value: Tensor) -> Tensor:
-        self.look(value)
-        result: Tensor = self.layers(value)
-        return result * self.factor(value)
-
-    def look(self, value: Tensor) -> None:
-        return None
-
-    def factor(self, value: Tensor) -> float:
-        return 1.0
 
 
 class Asserting(Net):
