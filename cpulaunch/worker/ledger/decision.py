@@ -57,9 +57,9 @@ many: the shortest of a few durations is shorter than the typical one."""
 FIRST_WAIT, LAST_WAIT = 128, 1 << 17
 """Calls before a mode that has lost is tried again: doubled each time that it loses."""
 
-FIRST_PAUSE, LAST_PAUSE, LAST_PAUSE_CALLS = 0.25, 1.0, 8
-"""Seconds of calls before a mode that was postponed is tried again: doubled each time, up to so many seconds or calls,
-whichever take longer.
+FIRST_PAUSE, LAST_PAUSE, LAST_PAUSE_CALLS = 0.25, 1.0, 12
+"""Seconds of calls before a mode that was postponed is tried again: doubled each time, up to so many seconds or short
+calls, whichever take longer.
 """
 
 REGIME_WAIT = 32
@@ -166,7 +166,8 @@ class Decision:
         self._seconds += seconds
         self._unsteady[mode] = 0
         pause = self._postponed.get(mode, (0.0, FIRST_PAUSE))[1]
-        self._postponed[mode] = (self._seconds + pause, min(2 * pause, max(LAST_PAUSE, LAST_PAUSE_CALLS * seconds)))
+        longest = max(LAST_PAUSE, LAST_PAUSE_CALLS * min(seconds, self._quickest()))
+        self._postponed[mode] = (self._seconds + pause, min(2 * pause, longest))
         self._end_trial_of(mode)
         if mode == self.chosen and self.estimate(mode) == float("inf") and PLAIN in self.modes:
             self.chosen = PLAIN  # Without samples of any mode, none could be compared with it.
