@@ -117,7 +117,7 @@ def _check_file(file: ProgramFile, rules: Sequence[Rule], fix: str) -> _FileResu
             return _after_fixes(path, read, rules, found, fix) if fix != "none" else _FileResult(findings=tuple(found))
     except SyntaxError as error:
         reason = f"line {error.lineno or 1}: {error.msg}"
-    except OutOfTimeError:
+    except (OutOfTimeError, SystemError):  # Python's parser turns the one into the other. Source: Python-ast.c.
         reason = f"takes longer than {MAX_SECONDS} s"
     except (RecursionError, MemoryError):
         reason = "nested too deeply"

@@ -1,5 +1,6 @@
 """`cpulaunch check`: outputs, exit codes, comments, configuration, notebooks, fixes, and files that are none."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -188,6 +189,18 @@ def test_a_source_that_takes_too_long_is_not_checked(
     assert code == 2
     assert "a.py: not checked: takes longer than 1 s" in out + err
     assert f"{other}:2:7: data-parallel: " in out
+
+
+def test_a_source_whose_parsing_takes_too_long_is_not_checked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(text: str) -> ast.AST:
+        raise SystemError("AST constructor recursion depth mismatch (before=207, after=227)")
+
+    monkeypatch.setattr(ast, "parse", parse)
+    code, out, err = check(capfd, write(tmp_path, "a.py", SLOW))
+    assert code == 2
+    assert "a.py: not checked: takes longer than 60 s" in out + err
 
 
 @pytest.mark.parametrize("name", ["a.py", "a.ipynb"])

@@ -58,9 +58,7 @@ FIRST_WAIT, LAST_WAIT = 128, 1 << 17
 """Calls before a mode that has lost is tried again: doubled each time that it loses."""
 
 FIRST_PAUSE, LAST_PAUSE, LAST_PAUSE_CALLS = 0.25, 1.0, 12
-"""Seconds of calls before a mode that was postponed is tried again: doubled each time, up to so many seconds or short
-calls, whichever take longer.
-"""
+"""Seconds of calls before a postponed mode is tried again: doubled each time, up to these, or so many short calls."""
 
 REGIME_WAIT = 32
 """Calls between two trials because the chosen mode has become slower: doubled each time that it stays chosen."""
