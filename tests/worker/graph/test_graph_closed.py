@@ -171,22 +171,24 @@ def captured_model(plugin: Plugin, model: nn.Module) -> Tensor:
     return value
 
 
-@pytest.mark.parametrize("name", CLOSED)
-def test_a_global_that_a_closed_function_reads_is_read_at_each_call(plugin: Plugin, name: str) -> None:
+def captured_use(plugin: Plugin, name: str) -> tuple[nn.Module, Tensor]:
+    """A model that uses this closed function, and the argument of the calls after which its parts are captured."""
     if CLOSED[name] is None:
         pytest.skip("this torch has no such functions")
     model = Using(CLOSED[name]).eval()
-    value = captured_model(plugin, model)
+    return model, captured_model(plugin, model)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_global_that_a_closed_function_reads_is_read_at_each_call(plugin: Plugin, name: str) -> None:
+    model, value = captured_use(plugin, name)
     SCALE[0] = 2.0
     close(model(value), plugin.eager(model, value))
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_what_a_closed_function_checks_is_checked_at_each_call(plugin: Plugin, name: str) -> None:
-    if CLOSED[name] is None:
-        pytest.skip("this torch has no such functions")
-    model = Using(CLOSED[name]).eval()
-    value = captured_model(plugin, model)
+    model, value = captured_use(plugin, name)
     with pytest.raises((AssertionError, RuntimeError)):
         model(value + 1000)
 
